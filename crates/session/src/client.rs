@@ -6,7 +6,7 @@ use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use crate::copies::{Copies, History, PIECES, Piece, Region, Step};
+use crate::copies::{Copies, HandedOver, History, PIECES, Piece, Region, Step};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
 use crate::pages::PageSet;
 use crate::rule::Rule;
@@ -167,6 +167,53 @@ impl Client {
         self.look_at_all();
         self.settle();
         Some(region)
+    }
+
+    /// The region goes to another process, for [`Client::take_over`]; this one forgets it. With it: what it
+    /// is called where that process cannot have it, and where it is to be freed.
+    pub fn hand_over(&mut self, of: u32) -> Option<(HandedOver, Vec<RegionId>)> {
+        let history = self.history(of).unwrap_or_default();
+        let region = self.close_region(of)?;
+        let named = |there: bool| {
+            let names = region.names.iter().zip(&self.sessions);
+            let name = |(name, session): (&RegionId, &Session)| match session.takes_part() == there {
+                true => *name,
+                false => RegionId(0),
+            };
+            names.map(name).collect::<Vec<_>>()
+        };
+        let left = match self.work.rules.keep(Rule::FreesWhatIsLeft) {
+            true => named(false),
+            false => Vec::new(),
+        };
+        Some((HandedOver { names: named(true), history }, left))
+    }
+
+    /// What may not have been taken of a region that was handed over, by the name at each server: to be
+    /// freed once the other process has taken what it can. What it has taken, only that process can free.
+    #[must_use]
+    pub fn not_taken(&self, handed: &HandedOver) -> Vec<RegionId> {
+        match self.work.rules.keep(Rule::FreesWhatIsNotTaken) {
+            true => handed.names.clone(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Goes on with the region of another process. `taken`: at which servers it is this one's now. False:
+    /// some pages have no holder here.
+    pub fn take_over(&mut self, now: Time, of: u32, handed: &HandedOver, taken: &[bool]) -> bool {
+        let names = handed.names.iter().zip(taken);
+        let names = names.map(|(name, taken)| if *taken { *name } else { RegionId(0) }).collect::<Vec<_>>();
+        let mut history = handed.history.clone();
+        if !self.work.rules.keep(Rule::MissedIsTakenOver) {
+            history.missed.clear();
+        }
+        self.now = now;
+        let complete = self.is_complete(&names, &history);
+        if complete {
+            self.open_region(now, of, names, Some(history));
+        }
+        complete
     }
 
     #[must_use]

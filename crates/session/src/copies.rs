@@ -34,6 +34,14 @@ pub struct History {
     pub missed: Vec<PageSet>,
 }
 
+/// A region on its way to another process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HandedOver {
+    /// What it is called at each server; 0: that process does without it there.
+    pub names: Vec<RegionId>,
+    pub history: History,
+}
+
 /// A region, as the machine knows it.
 #[derive(Clone, Debug)]
 pub struct Region {

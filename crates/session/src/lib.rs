@@ -99,6 +99,17 @@
 //! store's memory, which cannot be used again before that is closed. A fetch is a request to one holder; one that moves
 //! has a new number, and an answer to the old one is dropped ([`Output::Drop`]). An operation fails with the last holder
 //! of one of its pages. The client's own pauses do not count as a server's silence.
+//!
+//! # A region for another process
+//!
+//! ```text
+//!   Client::hand_over   names where servers are there, and what each has missed; the rest is freed, later
+//!                       where a server is absent
+//!   Client::take_over   by a process that has adopted the region at the servers that it could join;
+//!                       elsewhere it is made anew. A region whose adoption has no answer when its server
+//!                       becomes absent is freed there later: it may be this process's
+//!   Client::not_taken   what the first process frees when the other one has taken what it can
+//! ```
 #![forbid(unsafe_code)]
 
 mod client;
@@ -111,7 +122,7 @@ mod session;
 mod work;
 
 pub use client::{Client, Fill, Pages};
-pub use copies::{History, PIECE_PAGES, PIECES, Region};
+pub use copies::{HandedOver, History, PIECE_PAGES, PIECES, Region};
 pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,

@@ -133,10 +133,18 @@ pub enum Rule {
     FreesLater,
     /// What a holder has missed of a region, it has missed of what is made of that.
     MissedIsInherited,
+    /// What a holder had missed of a region, it has missed for the process that takes the region over.
+    MissedIsTakenOver,
+    /// A region that is handed over is freed where the other process cannot have it.
+    FreesWhatIsLeft,
+    /// What the other process has not taken over is freed.
+    FreesWhatIsNotTaken,
+    /// A region that may have been taken over at a holder that became absent is freed there later.
+    FreesWhatMayBeTaken,
 }
 
 impl Rule {
-    pub const ALL: [Self; 65] = [
+    pub const ALL: [Self; 69] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -202,6 +210,10 @@ impl Rule {
         Self::LosesPagesOnly,
         Self::FreesLater,
         Self::MissedIsInherited,
+        Self::MissedIsTakenOver,
+        Self::FreesWhatIsLeft,
+        Self::FreesWhatIsNotTaken,
+        Self::FreesWhatMayBeTaken,
     ];
 }
 

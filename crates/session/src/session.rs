@@ -355,7 +355,12 @@ impl Session {
     /// What an absent server is told when it is back.
     fn leave_later(&mut self, work: &Work, id: RequestId) {
         let Ask { opcode, region, .. } = work.get(id).ask;
-        if opcode == Opcode::FreeRegion && region.0 != 0 && work.rules.keep(Rule::FreesLater) {
+        let rule = match opcode {
+            Opcode::FreeRegion => Rule::FreesLater,
+            Opcode::AdoptRegion => Rule::FreesWhatMayBeTaken,
+            _ => return,
+        };
+        if region.0 != 0 && work.rules.keep(rule) {
             self.free_later.push(region);
         }
     }

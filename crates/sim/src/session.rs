@@ -2,6 +2,9 @@
 //! stores, fetches, updates and reads, a network that cuts, delays and keeps silent, servers that end, are slow, full
 //! or lie, and a client that gets no time.
 //!
+//! In many runs with two copies the program forks: the child is a second client with connections, operations
+//! and a judge of its own. It takes over a clone of the parent's region as that was then, and both go on.
+//!
 //! After every step the judge checks, by name:
 //!
 //! ```text
@@ -40,6 +43,8 @@
 //!   spares-are-used              a server without a connection is soon done without, if others fill in
 //!   kept-is-had                  what was acknowledged has a holder, as long as none of the two was lost
 //!   loses-pages-only             a server that is lost costs no more than what others have missed, if these are there
+//!   freed-is-freed               no server has a region that neither client knows
+//!   fetched-is-stored            ... by this client, or its parent before the fork; not by the other one since
 //!   spare-is-spare               a server is given up early only if another one has each of its pages, or knows better
 //! ```
 

@@ -71,6 +71,8 @@ pub struct Plan {
     pub narrow: bool,
     /// The kind of lie; none: any.
     pub lie: Option<u64>,
+    /// The program forks a child that goes on beside it.
+    pub child: bool,
     pub faults: Faults,
     /// A rule that is left out.
     pub omit: Option<Rule>,
@@ -118,6 +120,7 @@ impl Plan {
             pages: false,
             narrow: rng.one_in(3),
             lie: None,
+            child: servers > 1 && seed.is_multiple_of(2) && !faults.lies && !rng.one_in(4),
             faults,
             omit: None,
         }
@@ -126,7 +129,7 @@ impl Plan {
     /// A run in which this rule has much to do, if a seed alone rarely gives it that.
     #[must_use]
     pub fn stressing(rule: Rule, seed: u64) -> Self {
-        let plan = Self::from_seed(seed);
+        let plan = Self { child: false, ..Self::from_seed(seed) };
         let none = Faults::NONE;
         let lies =
             |lie| Self { faults: Faults { lies: true, ..none }, lie: Some(lie), servers: 3, ..plan.clone() };
@@ -180,6 +183,14 @@ impl Plan {
             | Rule::MissedIsInherited
             | Rule::SpareByPages
             | Rule::OnlyHolderIsAwaited => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
+            },
+            Rule::MissedIsTakenOver
+            | Rule::FreesWhatIsLeft
+            | Rule::FreesWhatIsNotTaken
+            | Rule::FreesWhatMayBeTaken => Self {
+                child: true,
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
             },

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use rampool_lease::{ConnectionNumber, Directory, FrameIndex, LeaseSpace, Limits, SpaceError, StoredPage};
+use rampool_lease::{
+    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, SpaceError, StoredPage,
+};
 use rampool_session::Grant;
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, Tick};
@@ -16,6 +18,8 @@ const ROOM: u64 = 64 << 20;
 const CHECKED: u64 = 16;
 /// The part of a frame's number that is what it holds.
 const VALUE: u64 = (1 << 40) - 1;
+/// Between runs of a server.
+pub(super) const LATER_RUN: u64 = 100;
 const TOKEN: LeaseToken = LeaseToken([7; 16]);
 
 /// Who speaks over a connection.
@@ -53,7 +57,7 @@ pub(super) struct Server {
     lease: LeaseId,
     pub member: MemberId,
     pub region: RegionId,
-    pub counters: [u64; super::world::COUNTERS],
+    pub counters: [u64; super::world::COUNTERS * 2],
     /// Updates and regions that were made in this run, by request.
     pub updated: BTreeSet<u64>,
     made: BTreeSet<u64>,
@@ -66,7 +70,7 @@ pub(super) struct Server {
 impl Server {
     pub fn new(plan: &Plan, index: usize, run: u64) -> (Self, Membership) {
         let grace_ms = u64::try_from(plan.grace.as_millis()).expect("short");
-        let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 4 };
+        let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 64 };
         let mut directory = Directory::new(limits);
         let request = OpenLease { bytes: ROOM, pid: 1, name: "sim".into(), host: "sim".into() };
         let (lease, member) = directory.open(None, &request, TOKEN).expect("an empty server has room");
@@ -75,7 +79,7 @@ impl Server {
         let mut make = || space.create_region(member).expect("a lease has room for a region");
         // Each server has a number of its own for the program's region, and others before it.
         let region = (0..=index).map(|_| make()).last().expect("at least one");
-        let counters = [0; super::world::COUNTERS];
+        let counters = [0; super::world::COUNTERS * 2];
         let (updated, made) = (BTreeSet::new(), BTreeSet::new());
         let server = Self {
             index,
@@ -95,10 +99,10 @@ impl Server {
         (server, (member, ConnectionNumber::FIRST))
     }
 
-    pub fn grant(&self, plan: &Plan) -> Grant {
+    pub fn grant(&self, plan: &Plan, member: MemberId) -> Grant {
         Grant {
             lease: self.lease,
-            member: self.member,
+            member,
             run: self.run,
             max_requests: plan.max_requests,
             max_bytes: plan.max_bytes(self.index),
@@ -107,19 +111,24 @@ impl Server {
         }
     }
 
-    /// The client wants to be the member again that it was, in a run of this server that it has met.
+    /// The client wants to be the member again that it was, in a run of this server that it has met; with 0,
+    /// a new one.
     pub fn attach(
         &mut self,
         plan: &Plan,
         lease: LeaseId,
         member: MemberId,
     ) -> Result<(Membership, Grant), Status> {
+        if member.0 == 0 && self.run > LATER_RUN {
+            // Another run has another token.
+            return Err(Status::NoSuchLease);
+        }
         let request =
             AttachLease { lease, token: TOKEN, member, pid: 1, name: "sim".into(), host: "sim".into() };
         match self.directory.attach(None, &request) {
             Ok((member, connection, _)) => {
                 self.space.member_joined(member, connection);
-                Ok(((member, connection), self.grant(plan)))
+                Ok(((member, connection), self.grant(plan, member)))
             }
             Err(rampool_lease::AttachError::NoSuchLease) => Err(Status::NoSuchLease),
             Err(rampool_lease::AttachError::MemberGone) => Err(Status::MemberGone),
@@ -133,13 +142,9 @@ impl Server {
     }
 
     /// Another member says that this one is gone.
-    pub fn dismiss(&mut self) {
-        if self.directory.leave(self.lease, self.member).is_some() {
-            self.space.member_gone(self.member);
-            self.space.bury(u64::MAX, &mut Vec::new());
-            self.space.close();
-            self.space.bury(u64::MAX, &mut Vec::new());
-            self.directory.closed(self.lease);
+    pub fn dismiss(&mut self, member: MemberId) {
+        if let Some(departed) = self.directory.leave(self.lease, member) {
+            self.depart(departed);
         }
     }
 
@@ -149,21 +154,25 @@ impl Server {
 
     pub fn expire(&mut self, now_ms: u64) {
         for departed in self.directory.expire(Tick(now_ms)) {
-            self.space.member_gone(departed.member);
+            self.depart(departed);
+        }
+    }
+
+    fn depart(&mut self, departed: Departed) {
+        self.space.member_gone(departed.member);
+        self.space.bury(u64::MAX, &mut Vec::new());
+        if departed.lease_closes {
+            self.space.close();
             self.space.bury(u64::MAX, &mut Vec::new());
-            if departed.lease_closes {
-                self.space.close();
-                self.space.bury(u64::MAX, &mut Vec::new());
-                self.directory.closed(departed.lease);
-            }
+            self.directory.closed(departed.lease);
         }
     }
 
     /// What the page holds, as its owner sees it; none: the member was given up, with its pages.
-    pub fn value(&self, region: RegionId, page: u64) -> Option<u64> {
+    pub fn value(&self, member: MemberId, region: RegionId, page: u64) -> Option<u64> {
         let mut pages = Vec::new();
         let extent = [Extent::page(PageIndex(page))];
-        self.space.look_up(self.member, region, &extent, &mut pages).ok()?;
+        self.space.look_up(member, region, &extent, &mut pages).ok()?;
         Some(pages[0].map_or(0, |page| page.frame.0 & VALUE))
     }
 
@@ -243,6 +252,7 @@ impl Server {
                 })?;
                 answer.region = region.expect("it is made in one go").0;
             }
+            Opcode::AdoptRegion => space.adopt_region(member, asked.region)?,
             Opcode::FreeRegion => {
                 space.free_region(member, asked.region)?;
                 space.bury(u64::MAX, &mut Vec::new());

@@ -5,16 +5,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_session::{
     ABSENCE, ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Fill,
-    Grant, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE, Outcome, Output, PAUSE,
-    PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
+    Grant, HandedOver, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE, Outcome,
+    Output, PAUSE, PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
 };
 use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::plan::{Faults, Plan};
-use super::server::{Answer, Asked, Membership, Server};
+use super::server::{Answer, Asked, LATER_RUN, Membership, Server};
 use crate::rng::Rng;
 
+/// Of each client.
 pub(super) const COUNTERS: usize = 4;
 const PAGES: u64 = 2048;
 const STRIPE_PAGES: u32 = 16;
@@ -24,6 +25,8 @@ const MS: u64 = 1000 * US;
 const REMEMBERED_ANSWERS: usize = 50;
 /// What the memory of the machine's pieces is called, where operations have their tokens.
 const PIECE_TOKEN: u64 = 1 << 60;
+/// What the parent calls a clone that is for the child.
+const CLONE: u32 = 1 << 20;
 
 /// What went on, so that a test can tell that a run was worth it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,6 +57,10 @@ pub struct Tally {
     pub caught_up: u64,
     pub pieces: u64,
     pub forks: u64,
+    pub children: u64,
+    pub taken: u64,
+    pub not_taken: u64,
+    pub may_be_taken: u64,
 }
 
 impl Tally {
@@ -65,7 +72,7 @@ impl Tally {
     }
 
     /// All of them.
-    pub fn counts_mut(&mut self) -> [&mut u64; 26] {
+    pub fn counts_mut(&mut self) -> [&mut u64; 30] {
         let Self {
             stored,
             fetched,
@@ -93,6 +100,10 @@ impl Tally {
             caught_up,
             pieces,
             forks,
+            children,
+            taken,
+            not_taken,
+            may_be_taken,
         } = self;
         [
             stored,
@@ -121,6 +132,10 @@ impl Tally {
             caught_up,
             pieces,
             forks,
+            children,
+            taken,
+            not_taken,
+            may_be_taken,
         ]
     }
 }
@@ -299,19 +314,26 @@ struct Fork {
     names: Vec<RegionId>,
     waits: BTreeSet<RequestId>,
     refused: bool,
+    /// A child has taken this over, where it has a name.
+    adopts: Option<HandedOver>,
 }
 
-/// A run.
-pub struct World {
-    plan: Plan,
-    rng: Rng,
-    now: u64,
-    sequence: u64,
-    events: BTreeMap<(u64, u64), Event>,
+/// How far the parent has come with its child.
+#[derive(Debug)]
+enum Child {
+    Unborn,
+    /// The clone is the parent's; what its pages hold.
+    Cloned(Vec<Page>),
+    Adopting,
+    /// It has said that it has what it can have.
+    Said(HandedOver),
+    Grown,
+}
+
+/// One client: its machine and shell, its program, and what the judge knows of them.
+struct Process {
+    number: usize,
     client: Client,
-    placement: Placement,
-    servers: Vec<Server>,
-    networks: Vec<Network>,
     judges: Vec<Judge>,
     conns: BTreeMap<LinkId, Conn>,
     /// Answers of closed connections that the shell had taken in already.
@@ -329,19 +351,36 @@ pub struct World {
     /// The head that the shell just told of.
     head: Option<(LinkId, ToClient)>,
     receiving: Option<RequestId>,
+    damaged: BTreeMap<u64, u32>,
+    paused_until: u64,
+    paused: u64,
+    awake_since: u64,
+    last_pause: u64,
+}
+
+/// A run.
+pub struct World {
+    plan: Plan,
+    rng: Rng,
+    now: u64,
+    sequence: u64,
+    /// Each with the number of its client.
+    events: BTreeMap<(u64, u64), (usize, Event)>,
+    placement: Placement,
+    servers: Vec<Server>,
+    networks: Vec<Network>,
+    /// The client whose turn it is, and the other one.
+    me: Box<Process>,
+    other: Option<Box<Process>>,
+    child: Child,
     damage_once: BTreeSet<u64>,
     damage_always: BTreeSet<u64>,
-    damaged: BTreeMap<u64, u32>,
     /// The fetch that cuts its connection, once it is made.
     poison: Option<u64>,
     poisons: bool,
     next_token: u64,
     next_uid: u64,
     next_store: u64,
-    paused_until: u64,
-    paused: u64,
-    awake_since: u64,
-    last_pause: u64,
     quiet: bool,
     tally: Tally,
 }
@@ -359,37 +398,18 @@ fn leave_out(_client: &mut Client, _rule: rampool_session::Rule) {
 impl World {
     #[must_use]
     pub fn new(plan: Plan) -> Self {
-        let mut client = Client::new();
-        if let Some(rule) = plan.omit {
-            leave_out(&mut client, rule);
-        }
         let mut rng = Rng::new(plan.seed ^ 0x5e55_1011);
         let servers = usize::from(plan.servers);
         let mut world = Self {
-            client,
             placement: Placement::new(&vec![1; servers], STRIPE_PAGES, plan.copies)
                 .expect("a few equal servers"),
             servers: Vec::new(),
             networks: Vec::new(),
-            judges: Vec::new(),
-            conns: BTreeMap::new(),
-            stale: Vec::new(),
-            bodies: BTreeMap::new(),
-            ops: BTreeMap::new(),
-            pages: vec![
-                Page { candidates: vec![(0, 0)], stores: 0, fetches: 0, unsure: false };
-                usize::try_from(PAGES).expect("few")
-            ],
-            of: 0,
-            fork: None,
-            pieces: Default::default(),
-            counters: vec![[0; COUNTERS]; servers],
-            answers: VecDeque::new(),
-            head: None,
-            receiving: None,
+            me: Box::new(Process::new(0, &plan)),
+            other: None,
+            child: Child::Unborn,
             damage_once: BTreeSet::new(),
             damage_always: BTreeSet::new(),
-            damaged: BTreeMap::new(),
             poison: None,
             poisons: false,
             now: 0,
@@ -398,10 +418,6 @@ impl World {
             next_token: 1,
             next_uid: 1,
             next_store: 1,
-            paused_until: 0,
-            paused: 0,
-            awake_since: 0,
-            last_pause: 0,
             quiet: false,
             tally: Tally::default(),
             rng: rng.clone(),
@@ -410,14 +426,14 @@ impl World {
         for index in 0..world.plan.servers {
             let (server, membership) = Server::new(&world.plan, index.into(), u64::from(index) + 1);
             let link =
-                LinkId { server: world.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
-            let grant = server.grant(&world.plan);
-            world.conns.insert(
+                LinkId { server: world.me.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
+            let grant = server.grant(&world.plan, server.member);
+            world.me.conns.insert(
                 link,
                 Conn { membership: Some(membership), attached: true, up: true, ..Conn::new(server.run) },
             );
             let judge = Judge { run: server.run, member: server.member, ..Judge::default() };
-            world.judges.push(judge);
+            world.me.judges.push(judge);
             world.servers.push(server);
             let delay = rng.between(20, 2000) * US;
             world.networks.push(Network {
@@ -427,9 +443,9 @@ impl World {
             });
             world.tell(Input::Granted { server: link.server, grant, reconnects: true });
         }
-        world.client.place(&world.placement);
+        world.me.client.place(&world.placement);
         let names = world.servers.iter().map(|server| server.region).collect();
-        world.client.open_region(Time(0), 0, names, Some(History::default()));
+        world.me.client.open_region(Time(0), 0, names, Some(History::default()));
         world.at(0, Event::Program);
         world.at(1, Event::Fault);
         world
@@ -441,15 +457,42 @@ impl World {
 
     fn at(&mut self, after: u64, event: Event) {
         self.sequence += 1;
-        self.events.insert((self.now + after, self.sequence), event);
+        self.events.insert((self.now + after, self.sequence), (self.me.number, event));
     }
 
     fn awake(&self) -> u64 {
-        self.now + self.paused_until.saturating_sub(self.now) - self.paused
+        self.now + self.me.paused_until.saturating_sub(self.now) - self.me.paused
     }
 
     fn tell(&mut self, input: Input) {
-        self.client.handle(Time(self.now), input);
+        self.me.client.handle(Time(self.now), input);
+    }
+
+    /// Gives the turn to a client.
+    fn turn(&mut self, number: usize) {
+        if self.me.number != number {
+            let other = self.other.as_mut().expect("it was made");
+            std::mem::swap(&mut self.me, other);
+        }
+    }
+
+    fn each(&mut self, mut work: impl FnMut(&mut Self)) {
+        let mine = self.me.number;
+        for number in 0..=usize::from(self.other.is_some()) {
+            self.turn(number);
+            work(self);
+        }
+        self.turn(mine);
+    }
+
+    fn processes(&self) -> impl Iterator<Item = &Process> {
+        std::iter::once(&self.me).chain(&self.other).map(|process| &**process)
+    }
+
+    /// When a client's machine wants to look at the clock.
+    fn timer(&self, process: &Process) -> Option<u64> {
+        let due = process.client.poll_timeout().filter(|_| self.now >= process.paused_until);
+        due.map(|due| due.0)
     }
 
     /// Runs to the end; panics where an invariant is broken.
@@ -457,8 +500,8 @@ impl World {
         let storm = self.op_ns() * 25;
         let end = storm + self.op_ns() * 30;
         loop {
-            let paused = self.now < self.paused_until;
-            let timer = self.client.poll_timeout().filter(|_| !paused).map(|due| due.0.max(self.now + MS));
+            let timers = self.processes().filter_map(|process| self.timer(process));
+            let timer = timers.min().map(|due| due.max(self.now + MS));
             let event = self.events.first_key_value().map(|((at, _), _)| *at);
             let Some(next) = [timer, event].into_iter().flatten().min() else { break };
             self.now = self.now.max(next);
@@ -468,29 +511,52 @@ impl World {
             if self.now >= end {
                 break;
             }
+            let mut stirred = [self.other.is_none(), false];
             while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= self.now) {
-                let event = entry.remove();
+                let (number, event) = entry.remove();
+                self.turn(number);
+                stirred[number] = true;
                 self.happen(event);
             }
-            if self.now >= self.paused_until {
-                self.step();
+            self.each(|world| {
+                let due = world.timer(&world.me).is_some_and(|due| due <= world.now);
+                if !due && !stirred[world.me.number] {
+                    return;
+                }
+                if world.now >= world.me.paused_until {
+                    world.step();
+                }
+                world.me.client.check();
+                world.check_waits();
+            });
+            let idle = |process: &Process| process.ops.is_empty() && process.bodies.is_empty();
+            let grown = matches!(self.child, Child::Unborn | Child::Grown);
+            if self.quiet && grown && self.processes().all(idle) {
+                let mut whole = true;
+                self.each(|world| whole = whole && world.is_whole());
+                if whole {
+                    break;
+                }
             }
-            if self.quiet && self.ops.is_empty() && self.bodies.is_empty() && self.is_whole() {
-                break;
-            }
-            self.client.check();
-            self.check_waits();
         }
-        assert!(self.ops.is_empty(), "completes-after-faults: {:?}", self.ops.values().next());
-        assert!(self.bodies.is_empty(), "completes-after-faults: {:?}", self.bodies.values().next());
-        assert_eq!(self.client.ops_under_way(), 0, "completes-after-faults");
-        assert!(self.is_whole(), "redundancy-returns: {:?}", self.judges);
-        for page in 0..PAGES {
-            for holder in self.placement.holders(PageIndex(page)).iter() {
-                self.judge_stored_at(holder, page, 0);
+        self.each(|world| {
+            assert!(world.me.ops.is_empty(), "completes-after-faults: {:?}", world.me.ops.values().next());
+            assert!(
+                world.me.bodies.is_empty(),
+                "completes-after-faults: {:?}",
+                world.me.bodies.values().next()
+            );
+            assert_eq!(world.me.client.ops_under_way(), 0, "completes-after-faults");
+            assert!(world.is_whole(), "redundancy-returns: {:?}", world.me.judges);
+            for page in 0..PAGES {
+                for holder in world.placement.holders(PageIndex(page)).iter() {
+                    world.judge_stored_at(holder, page, 0);
+                }
             }
-        }
-        self.judge_kept();
+            world.judge_kept();
+        });
+        let grown = matches!(self.child, Child::Unborn | Child::Grown);
+        assert!(grown, "completes-after-faults: {:?}", self.child);
         self.judge_regions();
         self.tally
     }
@@ -500,32 +566,38 @@ impl World {
         let whole = |(index, judge): (u16, &Judge)| {
             let server = ServerIndex(index);
             let missed = |page: u64| {
-                let other =
-                    self.other(server, PageIndex(page)).filter(|other| !self.judges[other.as_usize()].lost);
+                let other = self
+                    .other(server, PageIndex(page))
+                    .filter(|other| !self.me.judges[other.as_usize()].lost);
                 self.placement.holders(PageIndex(page)).iter().any(|holder| holder == server)
-                    && other.is_some_and(|other| !self.client.has_missed(other, self.of, PageIndex(page)))
-                    && self.client.has_missed(server, self.of, PageIndex(page))
+                    && other
+                        .is_some_and(|other| !self.me.client.has_missed(other, self.me.of, PageIndex(page)))
+                    && self.me.client.has_missed(server, self.me.of, PageIndex(page))
             };
-            let makes_up = self.client.missed_pages(server).0 > 0 && (0..PAGES).any(missed);
+            let makes_up = self.me.client.missed_pages(server).0 > 0 && (0..PAGES).any(missed);
             judge.lost || judge.absent_since.is_none() && !makes_up
         };
-        (0..).zip(&self.judges).all(whole)
+        (0..).zip(&self.me.judges).all(whole)
     }
 
     /// What was acknowledged is with a holder, as long as none of them was lost.
     fn judge_kept(&self) {
-        for (page, kept) in (0..).zip(&self.pages) {
+        for (page, kept) in (0..).zip(&self.me.pages) {
             let mut holders = self.placement.holders(PageIndex(page)).iter();
-            let lost = holders.any(|holder| self.judges[holder.as_usize()].lost);
+            let lost = holders.any(|holder| self.me.judges[holder.as_usize()].lost);
             assert!(lost || kept.unsure || self.has_holder(page), "kept-is-had: page {page} has no holder");
         }
     }
 
-    /// No region is left behind where the client was not kept from knowing of it.
+    /// No region is left behind where no client was kept from knowing of it.
     fn judge_regions(&self) {
-        for (at, (server, judge)) in self.servers.iter().zip(&self.judges).enumerate() {
-            let cloned = usize::from(self.fork.is_some());
-            let most = if judge.lost { usize::MAX } else { at + 1 + judge.regions + cloned };
+        for (at, server) in self.servers.iter().enumerate() {
+            let known = |process: &Process| {
+                let own = process.client.region(process.of).is_some();
+                usize::from(own) + usize::from(process.fork.is_some()) + process.judges[at].regions
+            };
+            let lost = self.processes().any(|process| process.judges[at].lost);
+            let most = if lost { usize::MAX } else { at + self.processes().map(known).sum::<usize>() };
             assert!(
                 server.regions() <= most,
                 "freed-is-freed: {} regions, {most} expected",
@@ -544,9 +616,8 @@ impl World {
             }
             network.hang_until = network.hang_until.min(now);
         }
-        for judge in &mut self.judges {
-            judge.reachable_since = judge.reachable_since.max(now);
-            judge.well_since = judge.well_since.max(now);
+        for index in 0..self.servers.len() {
+            self.unreachable(index, now);
         }
         (self.poison, self.poisons) = (None, false);
         self.damage_once.clear();
@@ -554,9 +625,11 @@ impl World {
         for server in &mut self.servers {
             server.set_room(PAGES * 4);
         }
-        for link in self.conns.keys().copied().collect::<Vec<_>>() {
-            self.at(0, Event::Flush(link));
-        }
+        self.each(|world| {
+            for link in world.me.conns.keys().copied().collect::<Vec<_>>() {
+                world.at(0, Event::Flush(link));
+            }
+        });
     }
 
     // --- The shell -------------------------------------------------------------------------------------------------
@@ -565,7 +638,7 @@ impl World {
     fn step(&mut self) {
         self.pump();
         let open = |(link, conn): (&LinkId, &Conn)| (!conn.client_closed).then_some(*link);
-        for link in self.conns.iter().filter_map(open).collect::<Vec<_>>() {
+        for link in self.me.conns.iter().filter_map(open).collect::<Vec<_>>() {
             self.receive(link);
         }
         self.tell(Input::Time);
@@ -574,7 +647,7 @@ impl World {
 
     fn receive(&mut self, link: LinkId) {
         for _ in 0..self.rng.between(1, 40) {
-            let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
+            let Some(conn) = self.me.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
             if let Some((_, request, message)) = conn.receiving.take() {
                 self.body(link, request, message);
                 continue;
@@ -586,7 +659,7 @@ impl World {
             for number in std::mem::take(&mut conn.departed) {
                 self.tell(Input::Departed { number });
             }
-            if self.conns[&link].up {
+            if self.me.conns[&link].up {
                 self.head(link, message);
             } else if message.header.is_reply() {
                 let ToClient { header, grant, .. } = message;
@@ -594,7 +667,7 @@ impl World {
                 self.pump();
             }
         }
-        if let Some(conn) = self.conns.get(&link).filter(|conn| conn.up && !conn.client_closed) {
+        if let Some(conn) = self.me.conns.get(&link).filter(|conn| conn.up && !conn.client_closed) {
             let all = conn.inbox.is_empty() && conn.receiving.is_none();
             self.tell(Input::Drained { link, all });
             self.pump();
@@ -602,57 +675,57 @@ impl World {
     }
 
     fn head(&mut self, link: LinkId, message: ToClient) {
-        let judge = &mut self.judges[link.server.as_usize()];
+        let judge = &mut self.me.judges[link.server.as_usize()];
         judge.heard = self.now;
         let header = message.header;
         let gone = header.is_reply() && matches!(header.status, Status::MemberGone | Status::NoSuchLease);
-        if let Some(conn) = self.conns.get_mut(&link) {
+        if let Some(conn) = self.me.conns.get_mut(&link) {
             conn.moved.remove(&header.request);
         }
-        self.head = Some((link, message));
+        self.me.head = Some((link, message));
         self.tell(Input::Head { link, header });
         self.pump();
         if gone {
-            assert!(self.judges[link.server.as_usize()].lost, "given-up-is-lost");
+            assert!(self.me.judges[link.server.as_usize()].lost, "given-up-is-lost");
         }
-        let (link, message) = self.head.take().expect("set above");
-        if let Some(request) = self.receiving.take() {
-            let token = self.bodies[&request].memory().expect("only operations and pieces read");
-            let conn = self.conns.get_mut(&link).expect("a head came over it");
+        let (link, message) = self.me.head.take().expect("set above");
+        if let Some(request) = self.me.receiving.take() {
+            let token = self.me.bodies[&request].memory().expect("only operations and pieces read");
+            let conn = self.me.conns.get_mut(&link).expect("a head came over it");
             conn.receiving = Some((token, request, message));
         }
     }
 
     fn body(&mut self, link: LinkId, request: RequestId, message: ToClient) {
-        let body = self.bodies.get(&request).expect("its bytes come for a request that lives").clone();
+        let body = self.me.bodies.get(&request).expect("its bytes come for a request that lives").clone();
         let token = body.memory().expect("only operations and pieces read");
         let mut damaged = None;
-        let mut op = self.ops.get_mut(&token);
-        assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        let mut op = self.me.ops.get_mut(&token);
+        assert_eq!(message.run, self.me.judges[link.server.as_usize()].run, "nothing-from-another-run");
         let pages: Vec<u64> = match &op {
             Some(op) if op.kind != Kind::Fetch => vec![PAGES + op.uid],
             _ => body.asked.extents.iter().flat_map(Extent::pages).map(|page| page.0).collect(),
         };
         if let Some(piece) = body.ask.piece {
-            self.pieces[usize::from(piece)].clone_from(&message.values);
+            self.me.pieces[usize::from(piece)].clone_from(&message.values);
         }
         for (page, value) in pages.into_iter().zip(&message.values) {
             if self.damage_always.contains(&page) || self.damage_once.remove(&page) {
-                *self.damaged.entry(token).or_default() += 1;
+                *self.me.damaged.entry(token).or_default() += 1;
                 damaged = damaged.or(Some(PageIndex(page)));
             }
             if let Some(op) = &mut op {
                 op.got.insert(page, *value);
             }
         }
-        self.judges[link.server.as_usize()].heard = self.now;
+        self.me.judges[link.server.as_usize()].heard = self.now;
         if damaged.is_some() {
-            let body = self.bodies.get_mut(&request).expect("seen above");
+            let body = self.me.bodies.get_mut(&request).expect("seen above");
             body.over = None;
             body.damaged += 1;
             assert!(body.damaged <= 2, "asks-again-once: {:?}", body.asked);
-            self.conns.get_mut(&link).expect("it came over it").unanswered.remove(&request);
-            let judge = &mut self.judges[link.server.as_usize()];
+            self.me.conns.get_mut(&link).expect("it came over it").unanswered.remove(&request);
+            let judge = &mut self.me.judges[link.server.as_usize()];
             if body.ask.class == Class::Demand {
                 judge.demand.insert(request);
             }
@@ -662,7 +735,7 @@ impl World {
     }
 
     fn pump(&mut self) {
-        while let Some(output) = self.client.poll() {
+        while let Some(output) = self.me.client.poll() {
             self.carry_out(output);
         }
     }
@@ -670,12 +743,12 @@ impl World {
     fn carry_out(&mut self, output: Output) {
         match output {
             Output::Send { link, request, number } => self.send(link, request, number),
-            Output::Receive { request, .. } => self.receiving = Some(request),
+            Output::Receive { request, .. } => self.me.receiving = Some(request),
             Output::Answered { link, request, wanted, .. } => self.answered(link, request, wanted),
             Output::StaleKey { .. } => panic!("nothing is sent by key"),
             Output::Connect { link } => self.connect(link),
             Output::Attach { link } => {
-                let server = &self.judges[link.server.as_usize()];
+                let server = &self.me.judges[link.server.as_usize()];
                 let attach = ToServer::Attach(LeaseId(1), server.member);
                 self.carry_to_server(link, attach);
             }
@@ -687,7 +760,7 @@ impl World {
             Output::Absent { server, reason, .. } => self.absent(server, reason),
             Output::Returned { server } => {
                 let awake = self.awake();
-                let judge = &mut self.judges[server.as_usize()];
+                let judge = &mut self.me.judges[server.as_usize()];
                 let since = judge.absent_since.take().expect("only an absent server returns");
                 (judge.out_at, judge.absent_for) = (awake, self.now - since);
             }
@@ -699,17 +772,17 @@ impl World {
     }
 
     fn send(&mut self, link: LinkId, request: RequestId, number: u64) {
-        if self.client.request(request).ask.opcode == Opcode::Heartbeat && !self.is_own(request) {
+        if self.me.client.request(request).ask.opcode == Opcode::Heartbeat && !self.is_own(request) {
             // The machine's own.
             let ask = Ask::control(link.server, Opcode::Heartbeat, RegionId(0));
             let asked = Asked::of(Opcode::Heartbeat, 0, RegionId(0));
             let made_at = self.now;
             let body = Body { ask, asked, token: None, over: None, sent_before: false, made_at, damaged: 0 };
-            self.bodies.insert(request, body);
+            self.me.bodies.insert(request, body);
             self.tally.heartbeats += 1;
         }
         self.judge_send(link, request);
-        let body = self.bodies.get_mut(&request).expect("just made");
+        let body = self.me.bodies.get_mut(&request).expect("just made");
         self.tally.resent += u64::from(body.sent_before);
         body.over = Some(link);
         body.sent_before = true;
@@ -718,14 +791,14 @@ impl World {
         let message = ToServer::Request(body.asked.clone());
         // What is asked for lies nowhere yet.
         let token = body.memory().filter(|_| body.asked.opcode == Opcode::Put);
-        let conn = self.conns.get_mut(&link).expect("nothing is sent over a connection that was closed");
+        let conn = self.me.conns.get_mut(&link).expect("nothing is sent over a connection that was closed");
         assert!(conn.up && !conn.client_closed, "nothing is sent over a connection that was closed");
         conn.unanswered.insert(request, (body.ask.class, body.ask.bytes, body.ask.opcode));
         conn.out.push_back(Frame { number, token, bytes, message });
         let waiting = conn.out.iter().map(|frame| frame.bytes).sum();
-        self.judges[link.server.as_usize()].sent = self.now;
+        self.me.judges[link.server.as_usize()].sent = self.now;
         self.tell(Input::Queued { link, waiting, by_key: false, request });
-        let conn = self.conns.get_mut(&link).expect("seen above");
+        let conn = self.me.conns.get_mut(&link).expect("seen above");
         if !std::mem::replace(&mut conn.flushing, true) {
             self.at(0, Event::Flush(link));
         }
@@ -733,17 +806,17 @@ impl World {
 
     /// Whether the judge knows this request as one of the machine's own.
     fn is_own(&self, request: RequestId) -> bool {
-        self.bodies.get(&request).is_some_and(|body| body.ask.opcode == Opcode::Heartbeat)
+        self.me.bodies.get(&request).is_some_and(|body| body.ask.opcode == Opcode::Heartbeat)
     }
 
     /// What must hold of everything that leaves.
     fn judge_send(&mut self, link: LinkId, request: RequestId) {
-        let Ask { class, bytes, .. } = self.bodies[&request].ask;
+        let Ask { class, bytes, .. } = self.me.bodies[&request].ask;
         let sent =
-            &self.conns.get(&link).expect("nothing is sent over a connection that was closed").unanswered;
+            &self.me.conns.get(&link).expect("nothing is sent over a connection that was closed").unanswered;
         let (requests, taken) =
             sent.values().fold((0, 0), |(n, taken), (_, bytes, _)| (n + 1, taken + bytes));
-        let moved = &self.conns[&link].moved;
+        let moved = &self.me.conns[&link].moved;
         let (requests, taken) =
             moved.values().fold((requests, taken), |(n, taken), bytes| (n + 1, taken + bytes));
         let most_bytes = u64::from(self.plan.max_bytes(link.server.as_usize()));
@@ -761,26 +834,27 @@ impl World {
             );
         }
         let made = sent.values().any(|(.., opcode)| *opcode == Opcode::CreateRegion);
-        let judge = &mut self.judges[link.server.as_usize()];
+        let judge = &mut self.me.judges[link.server.as_usize()];
         judge.control.remove(&request);
         judge.demand.remove(&request);
-        let making = |id: &&RequestId| self.bodies[id].ask.opcode == Opcode::CreateRegion;
+        let making = |id: &&RequestId| self.me.bodies[id].ask.opcode == Opcode::CreateRegion;
         if class != Class::Control {
             let starved = judge.control.iter().find(|id| !(made && making(id)));
             assert!(starved.is_none(), "control-is-not-starved: {starved:?} waits while {request:?} leaves");
         }
         if bulk {
-            let is_asked =
-                |id: &&RequestId| self.bodies.get(id).is_some_and(|body| lives(&self.client, **id, body));
+            let is_asked = |id: &&RequestId| {
+                self.me.bodies.get(id).is_some_and(|body| lives(&self.me.client, **id, body))
+            };
             let waits = judge.demand.iter().find(is_asked);
             assert!(waits.is_none(), "demand-first: {waits:?} waits while {request:?} leaves");
         }
     }
 
     fn answered(&mut self, link: LinkId, request: RequestId, wanted: bool) {
-        let body = self.bodies.remove(&request).expect("a request is answered once");
-        let judge = &mut self.judges[link.server.as_usize()];
-        if let Some(conn) = self.conns.get_mut(&link) {
+        let body = self.me.bodies.remove(&request).expect("a request is answered once");
+        let judge = &mut self.me.judges[link.server.as_usize()];
+        if let Some(conn) = self.me.conns.get_mut(&link) {
             conn.unanswered.remove(&request);
         }
         judge.breaks = 0;
@@ -788,35 +862,39 @@ impl World {
         if body.ask.opcode == Opcode::CreateRegion && body.ask.piece.is_none() {
             assert!(wanted, "the program waits for its region");
             self.tally.made += 1;
-            self.judges[link.server.as_usize()].regions += 1;
+            self.me.judges[link.server.as_usize()].regions += 1;
         }
-        let Some((_, message)) = &self.head else { return };
-        if let Some(fork) = &mut self.fork
+        let Some((_, message)) = &self.me.head else { return };
+        if let Some(fork) = &mut self.me.fork
             && fork.waits.remove(&request)
         {
-            fork.refused |= message.header.status != Status::Ok;
-            fork.names[link.server.as_usize()] = RegionId(message.header.region);
+            let name = &mut fork.names[link.server.as_usize()];
+            match (message.header.status, &fork.adopts) {
+                (Status::Ok, None) => *name = RegionId(message.header.region),
+                (Status::Ok, Some(_)) => *name = body.ask.region,
+                _ => fork.refused = true,
+            }
         }
-        assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        assert_eq!(message.run, self.me.judges[link.server.as_usize()].run, "nothing-from-another-run");
         if message.header.status == Status::PoolFull
-            && let Some(op) = body.token.and_then(|token| self.ops.get_mut(&token))
+            && let Some(op) = body.token.and_then(|token| self.me.ops.get_mut(&token))
         {
             op.refused = true;
         }
         let changes = matches!(body.ask.opcode, Opcode::Put | Opcode::Discard) && body.ask.piece.is_none();
         if changes && message.header.status == Status::Ok {
             let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
-            let missed = pages.find(|page| self.client.has_missed(link.server, self.of, *page));
+            let missed = pages.find(|page| self.me.client.has_missed(link.server, self.me.of, *page));
             assert!(missed.is_none(), "stored-is-not-missed: {missed:?} at {:?}", link.server);
         }
         if wanted && body.ask.opcode == Opcode::FetchOp {
-            let op = &self.ops[&body.token.expect("an update is an operation")];
+            let op = &self.me.ops[&body.token.expect("an update is an operation")];
             assert_eq!(message.header.arg, op.expected, "updates-in-order: {:?}", body.asked);
         }
     }
 
     fn connect(&mut self, link: LinkId) {
-        let judge = &mut self.judges[link.server.as_usize()];
+        let judge = &mut self.me.judges[link.server.as_usize()];
         if let Some(before) = judge.connected_at.replace(self.now) {
             let apart = self.now - before;
             let pause = u64::try_from(PAUSE.as_nanos()).expect("short");
@@ -825,7 +903,7 @@ impl World {
         let (server, network) =
             (&self.servers[link.server.as_usize()], self.networks[link.server.as_usize()]);
         let conn = Conn::new(server.run);
-        self.conns.insert(link, conn);
+        self.me.conns.insert(link, conn);
         let silent = network.silent_to.max(network.silent_from);
         let way = network.delay * 2 + silent.saturating_sub(self.now);
         if server.down {
@@ -839,21 +917,23 @@ impl World {
     }
 
     fn close(&mut self, link: LinkId) {
-        let Some(conn) = self.conns.get_mut(&link) else { return };
+        let Some(conn) = self.me.conns.get_mut(&link) else { return };
         assert!(!conn.client_closed, "a connection is closed once");
         conn.client_closed = true;
         conn.out.clear();
         conn.receiving = None;
         let heads = conn.inbox.drain(..).filter(|message| message.if_in_link.is_none());
-        self.stale.extend(heads.map(|message| (link, message.header)));
-        for body in self.bodies.values_mut().filter(|body| body.over == Some(link)) {
+        self.me.stale.extend(heads.map(|message| (link, message.header)));
+        for body in self.me.bodies.values_mut().filter(|body| body.over == Some(link)) {
             body.over = None;
         }
-        self.bodies.retain(|_, body| body.ask.opcode != Opcode::Heartbeat || body.ask.server != link.server);
-        let judge = &mut self.judges[link.server.as_usize()];
+        self.me
+            .bodies
+            .retain(|_, body| body.ask.opcode != Opcode::Heartbeat || body.ask.server != link.server);
+        let judge = &mut self.me.judges[link.server.as_usize()];
         let waits = |class| {
             let of = move |body: &Body| body.ask.server == link.server && body.ask.class == class;
-            self.bodies.iter().filter(move |(_, body)| of(body) && body.over.is_none()).map(|(id, _)| *id)
+            self.me.bodies.iter().filter(move |(_, body)| of(body) && body.over.is_none()).map(|(id, _)| *id)
         };
         judge.control = waits(Class::Control).collect();
         judge.demand = waits(Class::Demand).collect();
@@ -866,18 +946,22 @@ impl World {
 
     fn back(&mut self, link: LinkId) {
         self.tally.reconnects += 1;
-        let judge = &mut self.judges[link.server.as_usize()];
+        let member = self.me.client.session(link.server).member();
+        let judge = &mut self.me.judges[link.server.as_usize()];
+        if judge.member.0 == 0 {
+            // It joins late.
+            judge.member = member;
+        }
         judge.connected_at = None;
         judge.down_since = None;
         judge.well_since = judge.well_since.max(self.now);
         judge.heard = self.now;
-        let conn = self.conns.get_mut(&link).expect("it was just attached");
+        let conn = self.me.conns.get_mut(&link).expect("it was just attached");
         conn.up = true;
         assert_eq!(conn.run, judge.run, "nothing-from-another-run: a session goes on with it");
-        let member = self.client.session(link.server).member();
         assert_eq!(member, judge.member, "nothing-from-another-run: a session goes on as another member");
         // What the shell had taken in from the old connection is told late.
-        for (old, header) in std::mem::take(&mut self.stale) {
+        for (old, header) in std::mem::take(&mut self.me.stale) {
             if old.server == link.server {
                 self.tally.late += 1;
                 self.tell(Input::Head { link: old, header });
@@ -892,14 +976,14 @@ impl World {
     }
 
     fn is_there(&self, server: ServerIndex) -> bool {
-        let judge = &self.judges[server.as_usize()];
+        let judge = &self.me.judges[server.as_usize()];
         !judge.lost && judge.absent_since.is_none()
     }
 
     /// Whether a server is there and has not missed these pages.
     fn has(&self, server: ServerIndex, pages: impl Iterator<Item = PageIndex>) -> bool {
         let mut pages = pages;
-        self.is_there(server) && pages.all(|page| !self.client.has_missed(server, self.of, page))
+        self.is_there(server) && pages.all(|page| !self.me.client.has_missed(server, self.me.of, page))
     }
 
     /// Whether a holder of the page is there and has not missed it.
@@ -910,7 +994,7 @@ impl World {
 
     /// Whether what an absent server has is waited for.
     fn is_awaited(&self, server: ServerIndex) -> bool {
-        let judge = &self.judges[server.as_usize()];
+        let judge = &self.me.judges[server.as_usize()];
         !judge.lost && judge.absent_since.is_some_and(|since| self.now - since < self.awaited_ns())
     }
 
@@ -919,13 +1003,15 @@ impl World {
     }
 
     /// Whether a request waits for its server, which alone has some of its pages.
-    fn is_awaited_by(&self, body: &Body) -> bool {
+    fn is_awaited_by(&self, id: RequestId, body: &Body) -> bool {
         let server = body.ask.server;
         let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
         body.token.is_some()
             && body.asked.opcode == Opcode::Get
             && self.is_awaited(server)
-            && pages.all(|page| !self.client.has_missed(server, self.of, page))
+            // A discard behind it may be what is missed.
+            && (pages.all(|page| !self.me.client.has_missed(server, self.me.of, page))
+                || lives(&self.me.client, id, body))
     }
 
     /// The other holder of a request's pages, if it has them.
@@ -935,7 +1021,7 @@ impl World {
         let same = |of: &Body| (of.token, &of.asked.extents) == (body.token, &body.asked.extents);
         let is_also_at = |other: ServerIndex| {
             let of_it = |of: &&Body| of.ask.server == other && of.ask.opcode == Opcode::Put && same(of);
-            body.ask.opcode == Opcode::Put && self.bodies.values().any(|of| of_it(&of))
+            body.ask.opcode == Opcode::Put && self.me.bodies.values().any(|of| of_it(&of))
         };
         self.other(body.ask.server, first).filter(|other| self.has(*other, pages) || is_also_at(*other))
     }
@@ -949,13 +1035,17 @@ impl World {
             }
             let other =
                 holders.iter().find(|holder| *holder != server).expect("spare-is-spare: there is one copy");
-            let judge = &self.judges[other.as_usize()];
+            let judge = &self.me.judges[other.as_usize()];
             assert!(!judge.lost && judge.absent_since.is_none(), "spare-is-spare: {other:?} is not there");
-            if self.client.has_missed(other, self.of, PageIndex(page)) {
+            if self.me.client.has_missed(other, self.me.of, PageIndex(page)) {
                 continue;
             }
-            let kept = &self.pages[usize::try_from(page).expect("few")];
-            let value = self.servers[other.as_usize()].value(self.name(other), page);
+            let kept = &self.me.pages[usize::try_from(page).expect("few")];
+            let value = self.servers[other.as_usize()].value(
+                self.me.judges[other.as_usize()].member,
+                self.name(other),
+                page,
+            );
             let known = value.is_some_and(|value| kept.candidates.iter().any(|(_, may)| *may == value));
             let own_run = self.servers[other.as_usize()].run == judge.run;
             let gone = !own_run
@@ -972,23 +1062,24 @@ impl World {
 
     /// What the program's region is called at a server.
     fn name(&self, server: ServerIndex) -> RegionId {
-        self.client.region(self.of).expect("the program has a region").names[server.as_usize()]
+        let region = self.me.client.region(self.me.of);
+        region.map_or(RegionId(0), |region| region.names[server.as_usize()])
     }
 
     /// The machine makes a request of its own.
     fn piece(&mut self, request: RequestId, piece: u8, pages: Extent) {
-        let ask = self.client.request(request).ask;
+        let ask = self.me.client.request(request).ask;
         let mut asked = Asked::of(ask.opcode, 0, ask.region);
         if pages.count > 0 {
             asked.extents.push(pages);
         }
         if ask.opcode == Opcode::Put {
-            asked.values.clone_from(&self.pieces[usize::from(piece)]);
+            asked.values.clone_from(&self.me.pieces[usize::from(piece)]);
             self.tally.pieces += 1;
         }
         if ask.opcode == Opcode::Get {
             let token = Some(PIECE_TOKEN + u64::from(piece));
-            for (link, conn) in self.conns.iter().filter(|(_, conn)| !conn.client_closed) {
+            for (link, conn) in self.me.conns.iter().filter(|(_, conn)| !conn.client_closed) {
                 let receives = conn.receiving.as_ref().map(|(of, ..)| *of) == token;
                 let sends = conn.out.iter().any(|frame| frame.token == token);
                 assert!(!receives && !sends, "memory-returned: {link:?} still has memory of piece {piece}");
@@ -1002,19 +1093,20 @@ impl World {
         self.judge_spare(server);
         self.judge_early(server, reason);
         let (now, awake) = (self.now, self.awake());
-        let judge = &mut self.judges[server.as_usize()];
+        let judge = &mut self.me.judges[server.as_usize()];
         judge.out_at = awake;
         assert!(judge.absent_since.replace(now).is_none(), "absent-once: {server:?}");
         judge.down_since = None;
         // What it may have made, it keeps.
         let makes = |body: &Body| matches!(body.ask.opcode, Opcode::CreateRegion | Opcode::CloneRegion);
-        judge.regions += self.bodies.values().filter(|body| body.ask.server == server && makes(body)).count();
+        judge.regions +=
+            self.me.bodies.values().filter(|body| body.ask.server == server && makes(body)).count();
         self.drop_bodies(server);
     }
 
     /// A server is given up early only after silence that is not the client's own.
     fn judge_early(&self, server: ServerIndex, reason: Lost) {
-        let judge = &self.judges[server.as_usize()];
+        let judge = &self.me.judges[server.as_usize()];
         let limit = self.op_ns().min(u64::try_from(SPARE_SILENCE.as_nanos()).expect("short"));
         if reason == Lost::Connection {
             let awake_down = self.awake().saturating_sub(judge.down_at);
@@ -1026,13 +1118,14 @@ impl World {
     }
 
     fn judge_deadline(&self, server: ServerIndex, limit: u64, old: bool) {
-        let silent = self.now - self.judges[server.as_usize()].heard;
+        let silent = self.now - self.me.judges[server.as_usize()].heard;
         assert!(silent >= limit || old, "slow-is-not-dead: it was heard {silent} ns ago");
         let chance = u64::try_from(LAST_CHANCE.as_nanos()).expect("short").min(limit / 4);
-        let listened = self.now - self.awake_since >= chance || self.last_pause <= chance / 4;
+        let listened = self.now - self.me.awake_since >= chance || self.me.last_pause <= chance / 4;
         assert!(listened, "paused-client-does-not-blame");
         // What came on a connection that the client has closed since cannot be read.
         let unread = self
+            .me
             .conns
             .iter()
             .any(|(link, conn)| link.server == server && !conn.client_closed && !conn.inbox.is_empty());
@@ -1043,10 +1136,11 @@ impl World {
     fn drop_bodies(&mut self, server: ServerIndex) {
         let of_it = |body: &Body| body.ask.server == server;
         let (mut gone, mut failed) = (Vec::new(), Vec::new());
-        for (id, body) in self.bodies.iter().filter(|(_, body)| of_it(body)) {
+        for (id, body) in self.me.bodies.iter().filter(|(_, body)| of_it(body)) {
             let old = self.now - body.made_at >= self.op_ns() * u64::from(DEADLINES);
             let fetched = body.asked.opcode == Opcode::Get;
-            let spared = (self.live_other(body).is_some() || self.is_awaited_by(body)) && !(old && fetched);
+            let spared =
+                (self.live_other(body).is_some() || self.is_awaited_by(*id, body)) && !(old && fetched);
             if !spared {
                 failed.extend(body.token);
             }
@@ -1055,14 +1149,18 @@ impl World {
             }
         }
         for token in failed {
-            let op = self.ops.get_mut(&token).expect("its request lives");
+            let op = self.me.ops.get_mut(&token).expect("its request lives");
             (op.failed, op.excused) = (true, true);
         }
-        if let Some(fork) = &mut self.fork {
+        if let Some(fork) = &mut self.me.fork {
+            let waits = |id: &&RequestId| fork.adopts.is_some() && fork.waits.contains(*id);
+            self.tally.may_be_taken += gone.iter().filter(waits).count() as u64;
             fork.waits.retain(|id| !gone.contains(id));
         }
-        self.bodies.retain(|id, _| !gone.contains(id));
-        let judge = &mut self.judges[server.as_usize()];
+        self.me.bodies.retain(|id, _| !gone.contains(id));
+        // What waits for it, or goes elsewhere, begins anew.
+        self.me.bodies.values_mut().filter(|body| of_it(body)).for_each(|body| body.damaged = 0);
+        let judge = &mut self.me.judges[server.as_usize()];
         judge.control.clear();
         judge.demand.clear();
     }
@@ -1070,12 +1168,12 @@ impl World {
     /// A fetch goes to the other holder of its pages.
     fn moved(&mut self, request: RequestId, from: ServerIndex) {
         self.tally.moved += 1;
-        let body = self.bodies.get(&request).expect("what moves is under way");
+        let body = self.me.bodies.get(&request).expect("what moves is under way");
         assert_eq!(body.asked.opcode, Opcode::Get, "only what is fetched moves");
         let to = self.other(from, body.asked.extents[0].first).expect("there is another holder");
         let region = self.name(to);
-        let body = self.bodies.get_mut(&request).expect("seen above");
-        if let Some(conn) = body.over.take().and_then(|link| self.conns.get_mut(&link)) {
+        let body = self.me.bodies.get_mut(&request).expect("seen above");
+        if let Some(conn) = body.over.take().and_then(|link| self.me.conns.get_mut(&link)) {
             assert!(
                 conn.receiving.as_ref().is_none_or(|(_, of, _)| *of != request),
                 "memory-returned: bytes still come for {request:?}"
@@ -1089,9 +1187,9 @@ impl World {
         body.damaged = 0;
         body.sent_before = false;
         let demand = body.ask.class == Class::Demand;
-        self.judges[from.as_usize()].demand.remove(&request);
+        self.me.judges[from.as_usize()].demand.remove(&request);
         if demand {
-            self.judges[to.as_usize()].demand.insert(request);
+            self.me.judges[to.as_usize()].demand.insert(request);
         }
     }
 
@@ -1106,14 +1204,14 @@ impl World {
             self.judge_spare(server);
         }
         self.tally.spared += u64::from(spare);
-        let judge = &mut self.judges[server.as_usize()];
+        let judge = &mut self.me.judges[server.as_usize()];
         assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
         judge.out_at = awake;
-        let ages = self.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
+        let ages = self.me.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
         let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
         let old = oldest + MS >= op * u64::from(DEADLINES - 1);
         let absent = judge.absent_since.take();
-        let judge = &self.judges[server.as_usize()];
+        let judge = &self.me.judges[server.as_usize()];
         match reason {
             _ if judge.lied => {}
             Lost::Breach(breach) => panic!("honest-is-not-blamed: {breach}"),
@@ -1144,24 +1242,24 @@ impl World {
 
     fn ended(&mut self, token: u64, outcome: Outcome) {
         let mut op =
-            self.ops.remove(&token).unwrap_or_else(|| panic!("one-end: operation {token} ends twice"));
+            self.me.ops.remove(&token).unwrap_or_else(|| panic!("one-end: operation {token} ends twice"));
         if matches!(outcome, Outcome::Lost { .. }) {
             // What was waited for in vain.
-            let client = &self.client;
+            let client = &self.me.client;
             let in_vain =
                 |(id, body): &(&RequestId, &Body)| body.token == Some(token) && !lives(client, **id, body);
-            let gone = self.bodies.iter().filter(in_vain).map(|(_, body)| body.ask.server);
+            let gone = self.me.bodies.iter().filter(in_vain).map(|(_, body)| body.ask.server);
             let long = |server: ServerIndex| {
-                let judge = &self.judges[server.as_usize()];
+                let judge = &self.me.judges[server.as_usize()];
                 judge.absent_since.map_or(judge.absent_for, |since| self.now - since) >= self.awaited_ns()
             };
             op.excused |= gone.into_iter().any(long);
-            self.bodies.retain(|id, body| body.token != Some(token) || lives(client, *id, body));
+            self.me.bodies.retain(|id, body| body.token != Some(token) || lives(client, *id, body));
         }
-        for body in op.requests.iter().filter_map(|request| self.bodies.get(request)) {
+        for body in op.requests.iter().filter_map(|request| self.me.bodies.get(request)) {
             assert!(body.token != Some(token), "every-part: operation {token} ends before {:?}", body.asked);
         }
-        for (link, conn) in self.conns.iter().filter(|(_, conn)| !conn.client_closed) {
+        for (link, conn) in self.me.conns.iter().filter(|(_, conn)| !conn.client_closed) {
             let receives = conn.receiving.as_ref().is_some_and(|(of, ..)| *of == token);
             let sends = conn.out.iter().any(|frame| frame.token == Some(token));
             assert!(!receives && !sends, "memory-returned: {link:?} still has memory of operation {token}");
@@ -1172,7 +1270,7 @@ impl World {
             Outcome::Corrupt { .. } => {
                 self.tally.corrupt += 1;
                 assert!(
-                    self.damaged.get(&token).is_some_and(|n| *n > 1),
+                    self.me.damaged.get(&token).is_some_and(|n| *n > 1),
                     "corrupt-is-damaged-twice: {token}"
                 );
             }
@@ -1183,12 +1281,15 @@ impl World {
             }
             Outcome::Done => {}
             Outcome::Denied { server, .. } => {
-                let own_run = self.servers[server.as_usize()].run == self.judges[server.as_usize()].run;
-                assert!(!own_run || self.judges[server.as_usize()].lied, "honest-is-not-blamed: {outcome:?}");
+                let own_run = self.servers[server.as_usize()].run == self.me.judges[server.as_usize()].run;
+                assert!(
+                    !own_run || self.me.judges[server.as_usize()].lied,
+                    "honest-is-not-blamed: {outcome:?}"
+                );
                 self.tally.failed += 1;
             }
             Outcome::Lost { server, .. } => {
-                let judge = &self.judges[server.as_usize()];
+                let judge = &self.me.judges[server.as_usize()];
                 let out = judge.lost || judge.absent_since.is_some() || judge.out_at >= op.made_at;
                 assert!(out || op.excused, "lost-has-a-reason: {outcome:?}");
                 let old = self.awake() - op.made_at >= self.op_ns() * u64::from(DEADLINES - 1);
@@ -1198,7 +1299,7 @@ impl World {
             }
         }
         for (page, store) in &op.pages {
-            let kept = &mut self.pages[usize::try_from(*page).expect("few")];
+            let kept = &mut self.me.pages[usize::try_from(*page).expect("few")];
             if op.kind == Kind::Store {
                 kept.stores -= 1;
                 if done {
@@ -1236,7 +1337,7 @@ impl World {
                 Kind::Update => {
                     self.tally.updated += 1;
                     let server = &self.servers[op.server.as_usize()];
-                    let own_run = server.run == self.judges[op.server.as_usize()].run;
+                    let own_run = server.run == self.me.judges[op.server.as_usize()].run;
                     assert!(
                         !own_run || server.updated.contains(&op.uid),
                         "update-once: {op:?} never took effect"
@@ -1254,12 +1355,12 @@ impl World {
     }
 
     fn judge_stored_at(&self, holder: ServerIndex, page: u64, store: u64) {
-        let (server, judge) = (&self.servers[holder.as_usize()], &self.judges[holder.as_usize()]);
+        let (server, judge) = (&self.servers[holder.as_usize()], &self.me.judges[holder.as_usize()]);
         if server.run != judge.run || judge.lost || !self.has(holder, std::iter::once(PageIndex(page))) {
             return;
         }
-        let Some(value) = server.value(self.name(holder), page) else { return };
-        let candidates = &self.pages[usize::try_from(page).expect("few")].candidates;
+        let Some(value) = server.value(judge.member, self.name(holder), page) else { return };
+        let candidates = &self.me.pages[usize::try_from(page).expect("few")].candidates;
         let known = candidates.iter().any(|(number, may)| *number >= store && *may == value);
         assert!(known, "acknowledged-is-kept: page {page} is {value} at {holder:?}, not of {candidates:?}");
     }
@@ -1268,10 +1369,10 @@ impl World {
     fn check_waits(&mut self) {
         let limit = self.op_ns() * 20;
         let awake = self.awake();
-        if let Some((token, op)) = self.ops.first_key_value() {
+        if let Some((token, op)) = self.me.ops.first_key_value() {
             assert!(awake - op.made_at <= limit, "ends-in-time: operation {token}, {op:?}");
         }
-        if self.now < self.paused_until {
+        if self.now < self.me.paused_until {
             return;
         }
         self.check_reads();
@@ -1281,13 +1382,13 @@ impl World {
         // One that can be done without has its time, even if that is late.
         let reconnect = reconnect + u64::try_from(SPARE_SILENCE.as_nanos()).expect("short") + 5 * MS;
         let there = |judge: &Judge| !judge.lost && judge.absent_since.is_none();
-        for (index, judge) in self.judges.iter().enumerate().filter(|(_, judge)| there(judge)) {
-            let down = judge.down_since.map_or(0, |since| self.now - since.max(self.awake_since));
+        for (index, judge) in self.me.judges.iter().enumerate().filter(|(_, judge)| there(judge)) {
+            let down = judge.down_since.map_or(0, |since| self.now - since.max(self.me.awake_since));
             assert!(down <= reconnect, "reconnecting-ends: it has taken {down} ns");
             let server = ServerIndex(u16::try_from(index).expect("few"));
-            let idle =
-                self.client.session(server).link().is_some() && self.client.session(server).load().1 == 0;
-            let since = judge.sent.max(self.awake_since).max(judge.heard);
+            let idle = self.me.client.session(server).link().is_some()
+                && self.me.client.session(server).load().1 == 0;
+            let since = judge.sent.max(self.me.awake_since).max(judge.heard);
             assert!(
                 !idle || self.now - since <= beat,
                 "idle-notices: nothing was sent for {} ns",
@@ -1309,8 +1410,12 @@ impl World {
             let holders = pages.map(|page| self.placement.holders(page));
             let others = holders.filter(|of| of.iter().any(|of| of == server)).flat_map(|of| of.iter());
             let mut others = others.filter(|other| *other != server);
-            let filled = others.all(|other| self.is_there(other) && self.name(other).0 != 0);
-            let judge = &mut self.judges[server.as_usize()];
+            let clone = self.me.client.region(CLONE);
+            let knows_clone =
+                |other: ServerIndex| clone.is_none_or(|region| region.names[other.as_usize()].0 != 0);
+            let is_named = |other: ServerIndex| self.name(other).0 != 0 && knows_clone(other);
+            let filled = others.all(|other| self.is_there(other) && is_named(other));
+            let judge = &mut self.me.judges[server.as_usize()];
             judge.filled_since = filled.then(|| judge.filled_since.unwrap_or(self.now));
             let since = judge.filled_since.zip(judge.down_since).map(|(filled, down)| filled.max(down));
             let waits = since.filter(|_| !judge.lost && judge.absent_since.is_none());
@@ -1333,10 +1438,10 @@ impl World {
         }
         let silent = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
         let most = if faults.silence { silent } else { 100 * MS };
-        for (token, op) in self.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
+        for (token, op) in self.me.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
             let age = self.now - op.made_at;
             let well = |server: ServerIndex, page: u64| {
-                let judge = &self.judges[server.as_usize()];
+                let judge = &self.me.judges[server.as_usize()];
                 self.has(server, std::iter::once(PageIndex(page)))
                     && judge.down_since.is_none()
                     && judge.well_since + most < op.made_at
@@ -1354,7 +1459,8 @@ impl World {
         match event {
             Event::AtServer(link, message) => self.at_server(link, message),
             Event::AtClient(link, message) => {
-                if let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed && !conn.cut)
+                if let Some(conn) =
+                    self.me.conns.get_mut(&link).filter(|conn| !conn.client_closed && !conn.cut)
                 {
                     conn.inbox.push_back(message);
                 }
@@ -1362,12 +1468,12 @@ impl World {
             Event::ClientNotices(link) => self.client_notices(link),
             Event::ServerNotices(link) => self.server_notices(link),
             Event::Connected(link) => {
-                if self.conns.get(&link).is_some_and(|conn| !conn.client_closed && !conn.cut) {
+                if self.me.conns.get(&link).is_some_and(|conn| !conn.client_closed && !conn.cut) {
                     self.tell(Input::Connected { link });
                 }
             }
             Event::Refused(link) => {
-                if let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) {
+                if let Some(conn) = self.me.conns.get_mut(&link).filter(|conn| !conn.client_closed) {
                     conn.client_closed = true;
                     self.tell(Input::Failed { link, why: Failed::ForGood });
                 }
@@ -1393,13 +1499,13 @@ impl World {
         let network = self.networks[link.server.as_usize()];
         let most = if self.plan.narrow { 8 << 10 } else { 1 << 20 };
         let mut room = usize::try_from(self.rng.between(1 << 10, most)).expect("small");
-        let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
+        let Some(conn) = self.me.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
         if conn.out.is_empty() {
             conn.flushing = false;
             return;
         }
-        if self.now < network.silent_to || self.now < self.paused_until {
-            let wait = network.silent_to.max(self.paused_until) - self.now;
+        if self.now < network.silent_to || self.now < self.me.paused_until {
+            let wait = network.silent_to.max(self.me.paused_until) - self.now;
             self.at(wait.min(self.op_ns()), Event::Flush(link));
             return;
         }
@@ -1427,7 +1533,7 @@ impl World {
     fn carry_to_server(&mut self, link: LinkId, message: ToServer) {
         let network = self.networks[link.server.as_usize()];
         let jitter = self.rng.below(network.delay + 1);
-        let conn = self.conns.get_mut(&link).expect("something left over it");
+        let conn = self.me.conns.get_mut(&link).expect("something left over it");
         conn.at_server = (self.now + network.delay + jitter).max(network.silent_to).max(conn.at_server + 1);
         let after = conn.at_server - self.now;
         self.at(after, Event::AtServer(link, message));
@@ -1436,7 +1542,7 @@ impl World {
     fn carry_to_client(&mut self, link: LinkId, message: ToClient, after: u64) {
         let network = self.networks[link.server.as_usize()];
         let jitter = self.rng.below(network.delay + 1);
-        let conn = self.conns.get_mut(&link).expect("something came over it");
+        let conn = self.me.conns.get_mut(&link).expect("something came over it");
         let leaves = self.now + after;
         conn.at_client = (leaves + network.delay + jitter).max(network.silent_from).max(conn.at_client + 1);
         let after = conn.at_client - self.now;
@@ -1444,7 +1550,7 @@ impl World {
     }
 
     fn at_server(&mut self, link: LinkId, message: ToServer) {
-        let Some(conn) = self.conns.get_mut(&link) else { return };
+        let Some(conn) = self.me.conns.get_mut(&link) else { return };
         let server = &mut self.servers[link.server.as_usize()];
         if server.down || conn.run != server.run {
             return;
@@ -1460,7 +1566,7 @@ impl World {
         match message {
             ToServer::Attach(lease, member) => {
                 let attached = server.attach(&self.plan, lease, member);
-                let conn = self.conns.get_mut(&link).expect("seen above");
+                let conn = self.me.conns.get_mut(&link).expect("seen above");
                 let header = Header::request(Opcode::AttachLease, ATTACH_NUMBER);
                 let run = conn.run;
                 let (status, mut grant) = match attached {
@@ -1495,7 +1601,7 @@ impl World {
 
     fn serve(&mut self, link: LinkId, asked: &Asked) {
         let network = self.networks[link.server.as_usize()];
-        let Some(membership) = self.conns[&link].membership else { return };
+        let Some(membership) = self.me.conns[&link].membership else { return };
         if self.poison == Some(asked.uid) {
             // What others asked is answered before.
             let after = self.op_ns() / 4;
@@ -1505,7 +1611,7 @@ impl World {
         let server = &mut self.servers[link.server.as_usize()];
         let answer = server.request(membership, asked);
         let run = server.run;
-        let conn = self.conns.get_mut(&link).expect("seen above");
+        let conn = self.me.conns.get_mut(&link).expect("seen above");
         let slow = if self.now < network.slow_until { network.slow } else { 0 };
         conn.free_at = (conn.free_at.max(self.now) + slow).min(network.slow_until.max(self.now));
         let after = conn.free_at - self.now;
@@ -1517,16 +1623,16 @@ impl World {
         if network.lies && !self.quiet && self.rng.one_in(odds) {
             self.tell_a_lie(link, &message);
         }
-        if self.answers.len() == REMEMBERED_ANSWERS {
-            self.answers.pop_front();
+        if self.me.answers.len() == REMEMBERED_ANSWERS {
+            self.me.answers.pop_front();
         }
-        self.answers.push_back((link.server, message.clone()));
+        self.me.answers.push_back((link.server, message.clone()));
         self.carry_to_client(link, message, after);
     }
 
     fn lie(&mut self, server: ServerIndex) {
         self.tally.lies += 1;
-        self.judges[server.as_usize()].lied = true;
+        self.me.judges[server.as_usize()].lied = true;
     }
 
     /// Something that was not asked, on top of the answer.
@@ -1537,19 +1643,19 @@ impl World {
             0 => {
                 // An answer of before: to what had the same slot as something that waits now, if there is one.
                 let waits = |old: &ToClient| {
-                    self.bodies.iter().any(|(id, body)| {
+                    self.me.bodies.iter().any(|(id, body)| {
                         let same_slot = old.header.request & u64::from(u32::MAX) == u64::from(id.0);
                         let earlier = same_slot && old.header.request != body.asked.number;
                         earlier && body.over == Some(link) && body.asked.opcode == old.header.opcode
                     })
                 };
-                let apt = self.answers.iter().position(|(_, old)| waits(old));
+                let apt = self.me.answers.iter().position(|(_, old)| waits(old));
                 let at = match (apt, self.plan.lie) {
                     (Some(at), _) => at,
                     (None, Some(_)) => return,
-                    (None, None) => self.rng.index(self.answers.len().max(1)),
+                    (None, None) => self.rng.index(self.me.answers.len().max(1)),
                 };
-                let Some((_, old)) = self.answers.get(at) else { return };
+                let Some((_, old)) = self.me.answers.get(at) else { return };
                 lie = ToClient { run: answer.run, ..old.clone() };
             }
             1 => {
@@ -1563,7 +1669,7 @@ impl World {
             }
             2 => {
                 let sent = |body: &&Body| body.over.is_some_and(|over| over.server != link.server);
-                let Some(body) = self.bodies.values().find(sent) else { return };
+                let Some(body) = self.me.bodies.values().find(sent) else { return };
                 lie = reply(
                     &body.asked,
                     Answer { status: Some(Status::Ok), values: vec![0; 64], ..Answer::default() },
@@ -1571,7 +1677,9 @@ impl World {
                 );
             }
             _ => {
-                let Some(frame) = self.conns[&link].out.iter().find(|frame| frame.bytes > 0) else { return };
+                let Some(frame) = self.me.conns[&link].out.iter().find(|frame| frame.bytes > 0) else {
+                    return;
+                };
                 let ToServer::Request(asked) = &frame.message else { return };
                 if asked.opcode != Opcode::Put {
                     return;
@@ -1591,7 +1699,7 @@ impl World {
             1 => Some(0),
             _ => Some(self.rng.between(1, 400) * MS),
         };
-        let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.cut && !conn.client_closed) else {
+        let Some(conn) = self.me.conns.get_mut(&link).filter(|conn| !conn.cut && !conn.client_closed) else {
             return;
         };
         conn.cut = true;
@@ -1608,11 +1716,11 @@ impl World {
     }
 
     fn client_notices(&mut self, link: LinkId) {
-        if self.now < self.paused_until {
-            let wait = self.paused_until - self.now;
+        if self.now < self.me.paused_until {
+            let wait = self.me.paused_until - self.now;
             return self.at(wait, Event::ClientNotices(link));
         }
-        let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
+        let Some(conn) = self.me.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
         if !conn.up {
             conn.client_closed = true;
             self.tell(Input::Failed { link, why: Failed::MayPass });
@@ -1620,7 +1728,7 @@ impl World {
             return;
         }
         let awake = self.awake();
-        let judge = &mut self.judges[link.server.as_usize()];
+        let judge = &mut self.me.judges[link.server.as_usize()];
         judge.breaks += 1;
         judge.connected_at = None;
         judge.down_since = Some(self.now);
@@ -1628,12 +1736,12 @@ impl World {
         judge.down_at = awake;
         self.tell(Input::Down { link, why: Break::MayPass });
         self.pump();
-        let judge = &self.judges[link.server.as_usize()];
+        let judge = &self.me.judges[link.server.as_usize()];
         assert!(judge.lost || judge.breaks <= MAX_BREAKS, "breaks-end: {} without an answer", judge.breaks);
     }
 
     fn server_notices(&mut self, link: LinkId) {
-        let Some(conn) = self.conns.get_mut(&link) else { return };
+        let Some(conn) = self.me.conns.get_mut(&link) else { return };
         let server = &mut self.servers[link.server.as_usize()];
         if conn.run != server.run || server.down {
             return;
@@ -1684,12 +1792,16 @@ impl World {
         let index = self.rng.index(self.servers.len());
         let server = ServerIndex(u16::try_from(index).expect("few"));
         let now = self.now;
+        if self.other.is_some() {
+            let number = self.rng.index(2);
+            self.turn(number);
+        }
         match kind {
             0..=2 => {
                 let of = |(link, conn): (&LinkId, &Conn)| {
                     (link.server == server && !conn.cut && !conn.client_closed).then_some(*link)
                 };
-                if let Some(link) = self.conns.iter().find_map(of) {
+                if let Some(link) = self.me.conns.iter().find_map(of) {
                     self.cut(link);
                 }
             }
@@ -1726,9 +1838,9 @@ impl World {
                 let up = |(link, conn): (&LinkId, &Conn)| {
                     (link.server == server && conn.up && !conn.cut).then_some(*link)
                 };
-                if let Some(link) = self.conns.iter().find_map(up) {
+                if let Some(link) = self.me.conns.iter().find_map(up) {
                     let header = Header::request(Opcode::Draining, 0).with_arg(1000);
-                    let run = self.conns[&link].run;
+                    let run = self.me.conns[&link].run;
                     self.carry_to_client(
                         link,
                         ToClient { header, values: Vec::new(), grant: None, run, if_in_link: None },
@@ -1753,8 +1865,9 @@ impl World {
             }
             11 => self.poisons = true,
             12 if self.rng.one_in(8) => {
-                self.servers[index].dismiss();
-                self.judges[index].dismissed = true;
+                let judge = &mut self.me.judges[index];
+                judge.dismissed = true;
+                self.servers[index].dismiss(judge.member);
             }
             _ => {}
         }
@@ -1763,57 +1876,64 @@ impl World {
     /// The client gets no time for so long.
     fn pause(&mut self, pause: u64) {
         let now = self.now;
-        if self.paused_until <= now && !self.quiet {
-            self.paused_until = now + pause;
-            self.paused += pause;
-            self.last_pause = pause;
-            self.awake_since = now + pause;
+        if self.me.paused_until <= now && !self.quiet {
+            self.me.paused_until = now + pause;
+            self.me.paused += pause;
+            self.me.last_pause = pause;
+            self.me.awake_since = now + pause;
             self.at(pause, Event::Wake);
-            for at in 0..self.judges.len() {
-                self.unreachable(at, now + pause);
+            for judge in &mut self.me.judges {
+                judge.unreachable(now + pause);
             }
         }
     }
 
     fn unreachable(&mut self, index: usize, until: u64) {
-        let judge = &mut self.judges[index];
-        judge.reachable_since = judge.reachable_since.max(until);
-        judge.well_since = judge.well_since.max(until);
+        self.each(|world| world.me.judges[index].unreachable(until));
     }
 
     /// The process ends; another run begins at the same address, and may have lent the same numbers.
     fn restart(&mut self, index: usize) {
         let server = ServerIndex(u16::try_from(index).expect("few"));
-        let links: Vec<LinkId> = self.conns.keys().copied().filter(|link| link.server == server).collect();
-        for link in links {
-            self.cut(link);
-            self.conns.get_mut(&link).expect("listed").late = None;
-        }
-        let run = self.servers[index].run + 100;
+        self.each(|world| {
+            let links = world.me.conns.keys().copied().filter(|link| link.server == server);
+            for link in links.collect::<Vec<_>>() {
+                world.cut(link);
+                world.me.conns.get_mut(&link).expect("listed").late = None;
+            }
+            world.me.judges[index].broke_for_good = true;
+        });
+        let run = self.servers[index].run + LATER_RUN;
         (self.servers[index], _) = Server::new(&self.plan, index, run);
         self.servers[index].down = self.rng.one_in(3);
-        self.judges[index].broke_for_good = true;
     }
 
     // --- The program -----------------------------------------------------------------------------------------------
 
     fn program(&mut self) {
-        if self.quiet {
+        let grows = !matches!(self.child, Child::Unborn | Child::Grown);
+        if self.quiet && !grows {
             return;
         }
         let op = self.op_ns();
         let gap =
             if self.plan.idle && self.rng.one_in(6) { op * 3 } else { self.rng.between(op / 100, op / 5) };
         self.at(gap, Event::Program);
-        if self.now < self.paused_until || self.ops.len() > 600 {
+        if self.now < self.me.paused_until || self.me.ops.len() > 600 {
             return;
         }
         self.pump();
-        if self.fork.is_some() {
+        if self.me.fork.is_some() {
             return self.end_fork();
         }
-        let quiet =
-            self.ops.is_empty() && !self.client.sessions().any(rampool_session::Session::has_write_backs);
+        if self.me.number == 0 && grows && (self.quiet || self.rng.one_in(2)) {
+            self.raise();
+        }
+        if self.quiet || self.me.client.region(self.me.of).is_none() {
+            return;
+        }
+        let quiet = self.me.ops.is_empty()
+            && !self.me.client.sessions().any(rampool_session::Session::has_write_backs);
         if quiet && self.plan.copies > 1 && self.rng.one_in(6) {
             return self.fork();
         }
@@ -1846,7 +1966,7 @@ impl World {
             let pages = first..first + count;
             let apart =
                 extents.iter().all(|other| other.end().0 <= pages.start || pages.end <= other.first.0);
-            let free = pages.clone().all(|page| allowed(&self.pages[usize::try_from(page).expect("few")]));
+            let free = pages.clone().all(|page| allowed(&self.me.pages[usize::try_from(page).expect("few")]));
             if apart && free {
                 extents.push(Extent::new(PageIndex(first), u32::try_from(count).expect("few")));
             }
@@ -1874,7 +1994,7 @@ impl World {
             excused: false,
             refused: false,
         };
-        self.ops.insert(token, op);
+        self.me.ops.insert(token, op);
         token
     }
 
@@ -1886,22 +2006,22 @@ impl World {
         extents: &[Extent],
         values: &[Vec<u64>],
     ) {
-        let op = self.client.begin(token, opcode == Opcode::Put);
+        let op = self.me.client.begin(token, opcode == Opcode::Put);
         let takes = |server: ServerIndex, page: PageIndex| match opcode {
             Opcode::Put => self.is_there(server) && self.name(server).0 != 0,
             _ => {
-                let missed = self.client.has_missed(server, self.of, page);
+                let missed = self.me.client.has_missed(server, self.me.of, page);
                 (self.is_there(server) || self.is_awaited(server)) && !missed
             }
         };
         let has_holder = |page: PageIndex| self.placement.holders(page).iter().any(|of| takes(of, page));
         let excused = !extents.iter().flat_map(Extent::pages).all(has_holder);
-        self.ops.get_mut(&token).expect("just begun").excused = excused;
+        self.me.ops.get_mut(&token).expect("just begun").excused = excused;
         let mut parts: BTreeMap<RequestId, Asked> = BTreeMap::new();
         let pages =
-            Pages { of: self.of, op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
+            Pages { of: self.me.of, op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
         let mut order = Vec::new();
-        let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
+        let (client, placement, now) = (&mut self.me.client, &self.placement, Time(self.now));
         for (place, extent) in extents.iter().enumerate() {
             client.submit_pages(now, placement, pages, *extent, |fill| {
                 fill_part(fill, opcode, &values[place.min(values.len().max(1) - 1)..], &mut parts, &mut order)
@@ -1910,16 +2030,16 @@ impl World {
         client.close_pages(placement, pages, |fill| fill_part(fill, opcode, &[], &mut parts, &mut order));
         for id in order {
             let mut asked = parts.remove(&id).expect("it was filled");
-            let ask = self.client.request(id).ask;
-            if ask.op != Some(op) || !self.client.is_under_way(self.client.number(id)) {
+            let ask = self.me.client.request(id).ask;
+            if ask.op != Some(op) || !self.me.client.is_under_way(self.me.client.number(id)) {
                 // It has ended.
-                self.ops.get_mut(&token).expect("it is not sealed").failed = true;
+                self.me.ops.get_mut(&token).expect("it is not sealed").failed = true;
                 continue;
             }
             asked.region = ask.region;
             self.note(id, ask, asked, Some(token));
         }
-        self.ops.get_mut(&token).expect("it is not sealed").demand = class == Class::Demand;
+        self.me.ops.get_mut(&token).expect("it is not sealed").demand = class == Class::Demand;
         self.tell(Input::Sealed(op));
     }
 
@@ -1930,15 +2050,15 @@ impl World {
         if self.poisons && self.poison.is_none() && asked.opcode == Opcode::Get {
             self.poison = Some(asked.uid);
         }
-        if let Some(op) = token.and_then(|token| self.ops.get_mut(&token)) {
+        if let Some(op) = token.and_then(|token| self.me.ops.get_mut(&token)) {
             op.requests.push(id);
             op.server = ask.server;
             op.uid = asked.uid;
-            op.failed |= self.judges[ask.server.as_usize()].lost;
+            op.failed |= self.me.judges[ask.server.as_usize()].lost;
         }
         // What had this number before has ended.
-        self.judges.iter_mut().for_each(|judge| _ = judge.demand.remove(&id));
-        let judge = &mut self.judges[ask.server.as_usize()];
+        self.me.judges.iter_mut().for_each(|judge| _ = judge.demand.remove(&id));
+        let judge = &mut self.me.judges[ask.server.as_usize()];
         let waits = asked.opcode == Opcode::Get && token.is_some();
         if judge.lost || judge.absent_since.is_some() && !waits {
             return;
@@ -1949,7 +2069,8 @@ impl World {
             _ => {}
         }
         let made_at = self.now;
-        self.bodies
+        self.me
+            .bodies
             .insert(id, Body { ask, asked, token, over: None, sent_before: false, made_at, damaged: 0 });
     }
 
@@ -1963,7 +2084,7 @@ impl World {
             let mut of_extent = Vec::new();
             for page in extent.pages() {
                 let value = if self.rng.one_in(8) { 0 } else { number << 16 | page.0 };
-                let kept = &mut self.pages[usize::try_from(page.0).expect("few")];
+                let kept = &mut self.me.pages[usize::try_from(page.0).expect("few")];
                 kept.stores += 1;
                 kept.candidates.push((number, value));
                 pages.push((page.0, number));
@@ -1979,7 +2100,7 @@ impl World {
         let extents = self.extents(|page| page.stores == 0);
         let pages: Vec<(u64, u64)> = extents.iter().flat_map(Extent::pages).map(|page| (page.0, 0)).collect();
         for (page, _) in &pages {
-            self.pages[usize::try_from(*page).expect("few")].fetches += 1;
+            self.me.pages[usize::try_from(*page).expect("few")].fetches += 1;
         }
         let token = self.begin(Kind::Fetch, pages);
         self.pages_of(token, class, Opcode::Get, &extents, &[]);
@@ -1991,19 +2112,19 @@ impl World {
         self.next_store += 1;
         for extent in extents {
             for page in extent.pages() {
-                let kept = &mut self.pages[usize::try_from(page.0).expect("few")];
+                let kept = &mut self.me.pages[usize::try_from(page.0).expect("few")];
                 kept.candidates.push((number, 0));
                 kept.unsure = true;
             }
             let mut made: Vec<(RequestId, Extent)> = Vec::new();
-            let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
-            client.discard_pages(now, placement, self.of, extent, |id, extent| {
+            let (client, placement, now) = (&mut self.me.client, &self.placement, Time(self.now));
+            client.discard_pages(now, placement, self.me.of, extent, |id, extent| {
                 made.retain(|(other, _)| *other != id);
                 made.push((id, extent));
             });
             for (id, extent) in made {
-                let ask = self.client.request(id).ask;
-                let lives = self.client.is_under_way(self.client.number(id));
+                let ask = self.me.client.request(id).ask;
+                let lives = self.me.client.is_under_way(self.me.client.number(id));
                 if lives && ask.opcode == Opcode::Discard {
                     let asked = Asked { extents: vec![extent], ..Asked::of(Opcode::Discard, 0, ask.region) };
                     self.note(id, ask, asked, None);
@@ -2012,61 +2133,199 @@ impl World {
         }
     }
 
-    /// The program's region is cloned, and goes on as the clone.
+    /// The program's region is cloned: for a child, or the program itself goes on as the clone.
     fn fork(&mut self) {
-        let names = self.client.region(self.of).expect("the program has a region").names.clone();
-        let mut fork = Fork {
-            history: self.client.history(self.of),
+        let names = self.me.client.region(self.me.of).expect("the program has a region").names.clone();
+        self.me.fork = Some(Fork {
+            history: self.me.client.history(self.me.of),
             names: vec![RegionId(0); names.len()],
             waits: BTreeSet::new(),
             refused: false,
-        };
+            adopts: None,
+        });
+        self.ask_holders(Opcode::CloneRegion, names);
+    }
+
+    /// Asks all servers that are there, and waits for them.
+    fn ask_holders(&mut self, opcode: Opcode, names: Vec<RegionId>) {
         for (index, name) in (0..).zip(names).filter(|(_, name)| name.0 != 0) {
-            let judge = &self.judges[usize::from(index)];
-            if judge.lost || judge.absent_since.is_some() {
+            let server = ServerIndex(index);
+            if !self.is_there(server) {
                 continue;
             }
-            let server = ServerIndex(index);
             let class = Class::Demand;
-            let ask = Ask { class, wanted: true, ..Ask::control(server, Opcode::CloneRegion, name) };
-            let id = self.client.reserve();
-            fork.waits.insert(id);
-            self.note(id, ask, Asked::of(Opcode::CloneRegion, 0, name), None);
+            let ask = Ask { class, wanted: true, ..Ask::control(server, opcode, name) };
+            let id = self.me.client.reserve();
+            self.me.fork.as_mut().expect("it waits for this").waits.insert(id);
+            self.note(id, ask, Asked::of(opcode, 0, name), None);
             self.tell(Input::Submit(id, ask));
         }
-        self.fork = Some(fork);
         self.pump();
     }
 
     fn end_fork(&mut self) {
-        if self.fork.as_ref().is_some_and(|fork| !fork.waits.is_empty()) {
+        if self.me.fork.as_ref().is_some_and(|fork| !fork.waits.is_empty()) {
             return;
         }
-        let fork = self.fork.take().expect("seen above");
+        let fork = self.me.fork.take().expect("seen above");
+        if let Some(handed) = fork.adopts {
+            return self.end_adoption(handed, fork.names);
+        }
         let complete =
-            fork.history.as_ref().is_some_and(|history| self.client.is_complete(&fork.names, history));
-        let old = if fork.refused || !complete {
-            fork.names
+            fork.history.as_ref().is_some_and(|history| self.me.client.is_complete(&fork.names, history));
+        if fork.refused || !complete {
+            self.free(fork.names);
+        } else if self.plan.child && matches!(self.child, Child::Unborn) {
+            self.me.client.open_region(Time(self.now), CLONE, fork.names, fork.history);
+            self.child = Child::Cloned(self.me.pages.clone());
         } else {
             self.tally.forks += 1;
-            self.client.open_region(Time(self.now), self.of + 1, fork.names, fork.history);
-            let old = self.client.close_region(self.of).expect("the program has a region");
-            self.of += 1;
-            for page in 0..PAGES {
-                let unsure = !self.has_holder(page);
-                self.pages[usize::try_from(page).expect("few")].unsure |= unsure;
-            }
-            old.names
-        };
-        for (index, name) in (0..).zip(old).filter(|(_, name)| name.0 != 0) {
-            let ask = Ask::control(ServerIndex(index), Opcode::FreeRegion, name);
-            self.submit(Ask { class: Class::WriteBack, ..ask }, Asked::of(Opcode::FreeRegion, 0, name), None);
+            self.me.client.open_region(Time(self.now), self.me.of + 1, fork.names, fork.history);
+            let old = self.me.client.close_region(self.me.of).expect("the program has a region");
+            self.me.of += 1;
+            self.lacks_pages();
+            self.free(old.names);
         }
         self.pump();
     }
 
+    /// What no server has, the program cannot count on.
+    fn lacks_pages(&mut self) {
+        for page in 0..PAGES {
+            let unsure = !self.has_holder(page);
+            self.me.pages[usize::try_from(page).expect("few")].unsure |= unsure;
+        }
+    }
+
+    fn free(&mut self, names: Vec<RegionId>) {
+        for (index, name) in (0..).zip(names).filter(|(_, name)| name.0 != 0) {
+            let ask = Ask::control(ServerIndex(index), Opcode::FreeRegion, name);
+            self.submit(Ask { class: Class::WriteBack, ..ask }, Asked::of(Opcode::FreeRegion, 0, name), None);
+        }
+    }
+
+    // --- The child ---------------------------------------------------------------------------------------
+
+    /// What the parent has to do for its child.
+    fn raise(&mut self) {
+        match std::mem::replace(&mut self.child, Child::Adopting) {
+            Child::Cloned(pages) => {
+                let (handed, left) = self.me.client.hand_over(CLONE).expect("the clone is the parent's");
+                self.free(left);
+                self.pump();
+                self.bear(handed, pages);
+            }
+            Child::Said(handed) => {
+                let freed = self.me.client.not_taken(&handed);
+                self.free(freed);
+                self.pump();
+                self.child = Child::Grown;
+            }
+            other => self.child = other,
+        }
+    }
+
+    /// A child begins, joins the servers that it can reach, and takes the clone over.
+    fn bear(&mut self, handed: HandedOver, pages: Vec<Page>) {
+        let mut child = Box::new(Process::new(1, &self.plan));
+        child.pages = pages;
+        let now = Time(self.now);
+        let mut grants = Vec::new();
+        for (index, parents) in self.me.judges.iter().enumerate() {
+            let (server, network) = (&mut self.servers[index], self.networks[index]);
+            let silent = network.silent_to.max(network.silent_from).max(network.hang_until);
+            let reached = !server.down && self.now >= silent && !self.rng.one_in(4);
+            let (reachable_since, well_since) = (parents.reachable_since, self.now);
+            let mut judge = Judge {
+                run: parents.run,
+                dismissed: parents.dismissed,
+                reachable_since,
+                well_since,
+                heard: self.now,
+                sent: self.now,
+                ..Judge::default()
+            };
+            let member = MemberId(0);
+            match reached.then(|| server.attach(&self.plan, LeaseId(1), member)).and_then(Result::ok) {
+                Some((membership, grant)) => {
+                    let server_index = child.client.add_server(self.plan.op_deadline, now);
+                    let conn = Conn {
+                        membership: Some(membership),
+                        attached: true,
+                        up: true,
+                        ..Conn::new(server.run)
+                    };
+                    child.conns.insert(LinkId { server: server_index, connection: 0 }, conn);
+                    judge.member = membership.0;
+                    grants.push(Input::Granted { server: server_index, grant, reconnects: true });
+                }
+                None => {
+                    child.client.add_absent(self.plan.op_deadline, now);
+                    judge.absent_since = Some(self.now);
+                }
+            }
+            child.judges.push(judge);
+        }
+        child.client.place(&self.placement);
+        if !child.client.has_all_pages() {
+            // It ends at once.
+            for (server, judge) in self.servers.iter_mut().zip(&child.judges) {
+                server.dismiss(judge.member);
+            }
+            self.child = Child::Said(handed);
+            return;
+        }
+        self.other = Some(child);
+        self.turn(1);
+        grants.into_iter().for_each(|granted| self.tell(granted));
+        let names = handed.names.clone();
+        self.me.fork = Some(Fork {
+            history: None,
+            names: vec![RegionId(0); names.len()],
+            waits: BTreeSet::new(),
+            refused: false,
+            adopts: Some(handed),
+        });
+        self.ask_holders(Opcode::AdoptRegion, names);
+        self.at(0, Event::Program);
+        if self.plan.faults.cuts && self.rng.one_in(2) {
+            self.cut_while_adopting();
+        }
+        self.turn(0);
+    }
+
+    /// A server takes part in the adoption, but its answer may be lost, and it cannot be reached for a while.
+    fn cut_while_adopting(&mut self) {
+        let links: Vec<LinkId> = self.me.conns.keys().copied().collect();
+        let link = links[self.rng.index(links.len())];
+        let index = link.server.as_usize();
+        let until = self.now + self.rng.below(self.op_ns());
+        let network = &mut self.networks[index];
+        network.silent_from = network.silent_from.max(until);
+        let after = self.rng.below(network.delay * 4);
+        self.unreachable(index, until);
+        self.at(after, Event::Cut(link));
+    }
+
+    /// All servers have answered the child.
+    fn end_adoption(&mut self, handed: HandedOver, names: Vec<RegionId>) {
+        let taken: Vec<bool> = names.iter().map(|name| name.0 != 0).collect();
+        let missing = handed.names.iter().zip(&taken).filter(|(name, taken)| name.0 != 0 && !**taken);
+        self.tally.not_taken += missing.count() as u64;
+        if self.me.client.take_over(Time(self.now), self.me.of, &handed, &taken) {
+            self.tally.children += 1;
+            self.tally.taken += taken.iter().filter(|taken| **taken).count() as u64;
+        } else {
+            // It cannot go on; with it, what it has taken would end.
+            self.free(names);
+        }
+        self.lacks_pages();
+        self.child = Child::Said(handed);
+        self.pump();
+    }
+
     fn submit(&mut self, ask: Ask, asked: Asked, token: Option<u64>) {
-        let id = self.client.reserve();
+        let id = self.me.client.reserve();
         self.note(id, ask, asked, token);
         self.tell(Input::Submit(id, ask));
     }
@@ -2074,15 +2333,16 @@ impl World {
     fn direct(&mut self, kind: Kind, opcode: Opcode, bytes: u64, wanted: bool) {
         let server = ServerIndex(u16::try_from(self.rng.index(self.servers.len())).expect("few"));
         let counter = self.rng.index(COUNTERS);
-        if self.judges[server.as_usize()].absent_since.is_some() {
+        if self.me.judges[server.as_usize()].absent_since.is_some() {
             return;
         }
         let token = self.begin(kind, Vec::new());
-        self.ops.get_mut(&token).expect("just made").expected = self.counters[server.as_usize()][counter];
+        self.me.ops.get_mut(&token).expect("just made").expected =
+            self.me.counters[server.as_usize()][counter];
         if kind == Kind::Update {
-            self.counters[server.as_usize()][counter] += 1;
+            self.me.counters[server.as_usize()][counter] += 1;
         }
-        let op = self.client.begin(token, false);
+        let op = self.me.client.begin(token, false);
         let region = self.servers[server.as_usize()].region;
         let at = counter as u64 * 8;
         let ask = Ask {
@@ -2094,6 +2354,7 @@ impl World {
             wanted,
             ..Ask::control(server, opcode, region)
         };
+        let counter = self.me.number * COUNTERS + counter;
         self.submit(ask, Asked { counter, ..Asked::of(opcode, 0, region) }, Some(token));
         self.tell(Input::Sealed(op));
     }
@@ -2110,6 +2371,48 @@ impl World {
         let server = ServerIndex(u16::try_from(self.rng.index(self.servers.len())).expect("few"));
         let ask = Ask { wanted: true, ..Ask::control(server, Opcode::CreateRegion, RegionId(0)) };
         self.submit(ask, Asked::of(Opcode::CreateRegion, 0, RegionId(0)), None);
+    }
+}
+
+impl Process {
+    fn new(number: usize, plan: &Plan) -> Self {
+        let mut client = Client::new();
+        if let Some(rule) = plan.omit {
+            leave_out(&mut client, rule);
+        }
+        Self {
+            number,
+            client,
+            judges: Vec::new(),
+            conns: BTreeMap::new(),
+            stale: Vec::new(),
+            bodies: BTreeMap::new(),
+            ops: BTreeMap::new(),
+            pages: vec![
+                Page { candidates: vec![(0, 0)], stores: 0, fetches: 0, unsure: false };
+                usize::try_from(PAGES).expect("few")
+            ],
+            of: 0,
+            fork: None,
+            pieces: Default::default(),
+            counters: vec![[0; COUNTERS]; usize::from(plan.servers)],
+            answers: VecDeque::new(),
+            head: None,
+            receiving: None,
+            damaged: BTreeMap::new(),
+            paused_until: 0,
+            paused: 0,
+            awake_since: 0,
+            last_pause: 0,
+        }
+    }
+}
+
+impl Judge {
+    /// It cannot be heard of until then.
+    fn unreachable(&mut self, until: u64) {
+        self.reachable_since = self.reachable_since.max(until);
+        self.well_since = self.well_since.max(until);
     }
 }
 
