@@ -56,7 +56,7 @@ use body::{Body, Reply, lost};
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, PeerAddress, SameHost, connect,
 };
-use rampool_session::{Ask, Class, Fill, Grant, History, Input, PageSet, Pages, Stamp};
+use rampool_session::{Ask, Class, Fill, Grant, HandedOver, History, Input, PageSet, Pages, Stamp};
 use reconnect::Place;
 use server::Server;
 use shell::{Shell, fresh};
@@ -616,7 +616,7 @@ impl Pool {
             if server.is_there() { *name } else { RegionId(0) }
         };
         let history = self.shell.client.history(region.0).unwrap_or_default();
-        Ok(RegionTicket { regions: names.map(name).collect(), leases, history })
+        Ok(RegionTicket { handed: HandedOver { names: names.map(name).collect(), history }, leases })
     }
 
     /// As [`Self::region_ticket`], for a member that takes the region over now: this pool forgets it, and no longer brings
@@ -625,18 +625,23 @@ impl Pool {
     /// # Errors
     /// [`PoolError::NoSuchRegion`].
     pub fn hand_over(&mut self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
-        let ticket = self.region_ticket(region)?;
+        self.names(region)?;
+        let Some((handed, left)) = self.shell.client.hand_over(region.0) else {
+            return Err(PoolError::NoSuchRegion);
+        };
         self.regions[region.0 as usize] = None;
-        self.shell.client.close_region(region.0);
         self.shell.forget_places(region);
-        Ok(ticket)
+        self.give_back(left.into_iter().map(Some), Instant::now());
+        let leases = self.ticket.parts.iter().map(|part| part.lease).collect();
+        Ok(RegionTicket { handed, leases })
     }
 
     /// Gives back what another member has not taken over of a region that was handed over to it, and will not: where it
     /// could not join a server, say. What it has taken over is its own, and stays. Does not block.
     pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
         if ticket.is_of(&self.ticket.parts) {
-            self.give_back(ticket.regions.iter().map(|name| Some(*name)), Instant::now());
+            let left = self.shell.client.not_taken(&ticket.handed);
+            self.give_back(left.into_iter().map(Some), Instant::now());
         }
     }
 
@@ -679,7 +684,7 @@ impl Pool {
             return Err(PoolError::NoSuchRegion);
         }
         let mut replies =
-            self.ask_all(Opcode::AdoptRegion, &ticket.regions, &vec![0; self.server_count()], &[])?;
+            self.ask_all(Opcode::AdoptRegion, &ticket.handed.names, &vec![0; self.server_count()], &[])?;
         if self.ticket.copies > 1 {
             // A server that does not have it any more gets it anew.
             let absent = || PoolError::NoSuchRegion;
@@ -688,13 +693,15 @@ impl Pool {
         } else {
             self.each_ok(&replies, Operation::AdoptRegion)?;
         }
-        let names = ticket.regions.iter().zip(&replies);
-        let names: Vec<_> =
-            names.map(|(name, reply)| if reply.is_ok() { *name } else { RegionId(0) }).collect();
-        if !self.shell.client.is_complete(&names, &ticket.history) {
-            self.each_ok(&replies, Operation::AdoptRegion)?;
+        let taken: Vec<_> = replies.iter().map(Result::is_ok).collect();
+        let ids = ticket.handed.taken_names(&taken);
+        let (of, now) = (self.next_region(), self.shell.time(Instant::now()));
+        if self.shell.client.take_over(now, of, &ticket.handed, &taken) {
+            self.regions.push(Some(Names { ids, only: None, missed: Vec::new() }));
+            return Ok(PoolRegion(of));
         }
-        Ok(self.remember(names, Some(ticket.history.clone())))
+        self.each_ok(&replies, Operation::AdoptRegion)?;
+        Ok(self.remember(ids, Some(ticket.handed.history.clone())))
     }
 
     /// Gives a region back with all its pages. Does not block and always succeeds here; fetches and stores of it that are still under way fail.
@@ -1108,12 +1115,14 @@ impl Pool {
 
     /// `history`: of a region whose pages lie where placement says.
     fn remember_names(&mut self, names: Names, history: Option<History>) -> PoolRegion {
-        let of =
-            u32::try_from(self.regions.len()).expect("fewer than four billion regions in a process's life");
-        let now = self.shell.time(Instant::now());
+        let (of, now) = (self.next_region(), self.shell.time(Instant::now()));
         self.shell.client.open_region(now, of, names.ids.clone(), history);
         self.regions.push(Some(names));
         PoolRegion(of)
+    }
+
+    fn next_region(&self) -> u32 {
+        u32::try_from(self.regions.len()).expect("fewer than four billion regions in a process's life")
     }
 
     fn new_region(

@@ -202,8 +202,7 @@ impl Client {
     /// Goes on with the region of another process. `taken`: at which servers it is this one's now. False:
     /// some pages have no holder here.
     pub fn take_over(&mut self, now: Time, of: u32, handed: &HandedOver, taken: &[bool]) -> bool {
-        let names = handed.names.iter().zip(taken);
-        let names = names.map(|(name, taken)| if *taken { *name } else { RegionId(0) }).collect::<Vec<_>>();
+        let names = handed.taken_names(taken);
         let mut history = handed.history.clone();
         if !self.work.rules.keep(Rule::MissedIsTakenOver) {
             history.missed.clear();

@@ -42,6 +42,15 @@ pub struct HandedOver {
     pub history: History,
 }
 
+impl HandedOver {
+    /// What it is called for the process that has taken it over at these servers.
+    #[must_use]
+    pub fn taken_names(&self, taken: &[bool]) -> Vec<RegionId> {
+        let names = self.names.iter().zip(taken);
+        names.map(|(name, taken)| if *taken { *name } else { RegionId(0) }).collect()
+    }
+}
+
 /// A region, as the machine knows it.
 #[derive(Clone, Debug)]
 pub struct Region {

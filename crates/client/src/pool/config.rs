@@ -84,7 +84,7 @@ impl PoolConfig {
 
     /// Does without the servers that do not have this region, in a process that is to take it over.
     pub fn to_adopt(&mut self, region: &RegionTicket) {
-        self.without = region.regions.iter().map(|name| name.0 == 0).collect();
+        self.without = region.handed.names.iter().map(|name| name.0 == 0).collect();
     }
 
     fn with_lease(lease: LeaseRequest) -> Self {

@@ -157,7 +157,7 @@ impl Pool {
         let (regions, name, missed) = match selector {
             RegionSelector::Name(name) => (&nothing[..], name, Vec::new()),
             RegionSelector::Ticket(ticket) if ticket.is_of(&self.ticket.parts) => {
-                (&ticket.regions[..], "", ticket.history.missed.clone())
+                (&ticket.handed.names[..], "", ticket.handed.history.missed.clone())
             }
             RegionSelector::Ticket(_) => return Err(PoolError::NoSuchRegion),
         };

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rampool_session::{History, PageSet};
+use rampool_session::{HandedOver, History, PageSet};
 use rampool_wire::frame::{LeaseId, LeaseToken, MAX_PAGE_INDEX, MemberId, RegionId};
 use rampool_wire::units::ByteLen;
 
@@ -38,12 +38,11 @@ pub(super) struct LeasePart {
 /// The names of a region on every server of the pool, in the pool's order. Of use only to members of the same lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionTicket {
-    /// 0: not there. A server that was lost to one process is lost to those that it forks.
-    pub(super) regions: Vec<RegionId>,
+    /// Its name is 0 where it is not there: a server that was lost to one process is lost to those that it
+    /// forks. And what was stored there, and what of it servers have missed.
+    pub(super) handed: HandedOver,
     /// The lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
     pub(super) leases: Vec<LeaseId>,
-    /// What was stored there, and what of it servers have missed.
-    pub(super) history: History,
 }
 
 impl RegionTicket {
@@ -139,15 +138,15 @@ impl LeaseTicket {
 impl fmt::Display for RegionTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(REGION_MARK)?;
-        for (region, lease) in self.regions.iter().zip(&self.leases) {
+        for (region, lease) in self.handed.names.iter().zip(&self.leases) {
             write!(f, ";{:x}", region.0)?;
             if lease.0 != 0 {
                 write!(f, ".{:x}", lease.0)?;
             }
         }
-        if !self.history.stored.is_empty() {
-            write_pages(f, 's', &self.history.stored)?;
-            self.history.missed.iter().try_for_each(|missed| write_pages(f, 'm', missed))?;
+        if !self.handed.history.stored.is_empty() {
+            write_pages(f, 's', &self.handed.history.stored)?;
+            self.handed.history.missed.iter().try_for_each(|missed| write_pages(f, 'm', missed))?;
         }
         Ok(())
     }
@@ -162,22 +161,23 @@ impl FromStr for RegionTicket {
             return Err(TicketError::Mark);
         }
         let number = |text| u64::from_str_radix(text, 16).map_err(|_| TicketError::Malformed);
-        let mut ticket = Self { regions: Vec::new(), leases: Vec::new(), history: History::default() };
+        let handed = HandedOver { names: Vec::new(), history: History::default() };
+        let mut ticket = Self { handed, leases: Vec::new() };
         for field in fields {
             if let Some(pages) = field.strip_prefix('s') {
-                ticket.history.stored = parse_pages(pages)?;
+                ticket.handed.history.stored = parse_pages(pages)?;
                 continue;
             }
             if let Some(pages) = field.strip_prefix('m') {
-                ticket.history.missed.push(parse_pages(pages)?);
+                ticket.handed.history.missed.push(parse_pages(pages)?);
                 continue;
             }
             let (region, lease) = field.split_once('.').unwrap_or((field, "0"));
-            ticket.regions.push(RegionId(number(region)?));
+            ticket.handed.names.push(RegionId(number(region)?));
             ticket.leases.push(LeaseId(number(lease)?));
         }
-        let servers = ticket.regions.len();
-        if servers == 0 || ticket.history.missed.len() > servers {
+        let servers = ticket.handed.names.len();
+        if servers == 0 || ticket.handed.history.missed.len() > servers {
             return Err(TicketError::Malformed);
         }
         Ok(ticket)
@@ -279,9 +279,8 @@ mod tests {
         assert_eq!(ticket.weights(), [256, 1]);
         assert!(!format!("{ticket:?}").contains("ab, ab"), "tokens stay out of logs");
         let region = RegionTicket {
-            regions: vec![RegionId(7), RegionId(1 << 60)],
+            handed: HandedOver { names: vec![RegionId(7), RegionId(1 << 60)], history: History::default() },
             leases: vec![LeaseId(0x2a), LeaseId(0)],
-            history: History::default(),
         };
         assert_eq!(region.to_string(), "rampool-region-1;7.2a;1000000000000000");
         assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region.clone()));
@@ -292,7 +291,8 @@ mod tests {
         };
         let missed = vec![pages(&[]), pages(&[(70, 72)])];
         let history = History { stored: pages(&[(64, 128), (1 << 20, 1 << 21)]), missed };
-        let region = RegionTicket { history, ..region };
+        let handed = HandedOver { history, ..region.handed };
+        let region = RegionTicket { handed, ..region };
         assert!(region.to_string().ends_with(";s40+40,fff80+100000,;m;m46+2,"), "{region}");
         assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region));
         let member = Membership { members: vec![MemberId(3), MemberId(0x1f)] };
