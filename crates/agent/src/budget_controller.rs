@@ -335,7 +335,10 @@ impl Supervisor<Pool> for BudgetController {
         self.serve_request(pager);
         self.serve_expected(pager);
         let taken = self.handed_over.extract_if(.., |(taken, _)| line::has_hung_up(taken));
-        taken.for_each(|(_, ticket)| pager.free_what_was_not_taken(&ticket));
+        // Whoever has not said so may take it over yet.
+        taken
+            .filter(|(taken, _)| line::is_taken(taken))
+            .for_each(|(_, ticket)| pager.free_what_was_not_taken(&ticket));
         let mut served = std::mem::take(&mut self.served);
         while let Some(mut child) = served.pop() {
             let fallback = self.fallback.as_ref();

@@ -30,8 +30,8 @@ pub struct Inheritance {
     pub faults: FaultCatcher,
     pub memory: ChildMemory,
     pub region: RegionTicket,
-    /// Closed when the region is taken over.
-    pub taking: OwnedFd,
+    /// To be told when the region is taken over; `None` where there was no descriptor left for it.
+    pub taking: Option<Taking>,
 }
 
 /// The parent's end of the line to the child whose fork event was just read, as a descriptor of the agent's
@@ -70,8 +70,8 @@ pub fn listen(line: &OwnedFd) -> Line {
 
 /// Gives a child its context and its state. A child that is gone meanwhile is no error.
 ///
-/// `uffd` is the child's context, if the kernel reported the fork. What comes back hangs up when the child has taken
-/// its region over, or is gone.
+/// `uffd` is the child's context, if the kernel reported the fork. What comes back hangs up when the child has
+/// taken its region over, which [`is_taken`] tells, or is gone, or had no descriptor left for it.
 pub fn hand_over(
     line: &OwnedFd,
     uffd: Option<&Uffd>,
@@ -83,8 +83,9 @@ pub fn hand_over(
     text.extend(memory.encode());
     if let Some(file) = memory_file(&text) {
         let context = uffd.map_or(file.as_raw_fd(), Uffd::raw_fd);
-        let (taken, taking) = pipe().unzip();
+        let (taken, taking) = pair().unzip();
         let taking: Option<OwnedFd> = taking;
+        // The last one is what a child without room for all does without.
         let third = taking.as_ref().map_or(file.as_raw_fd(), OwnedFd::as_raw_fd);
         send_descriptors(line, [context, file.as_raw_fd(), third]);
         return taken;
@@ -92,17 +93,37 @@ pub fn hand_over(
     None
 }
 
-fn pipe() -> Option<(OwnedFd, OwnedFd)> {
+fn pair() -> Option<(OwnedFd, OwnedFd)> {
     let mut ends = [NONE; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: fills two descriptors, or none.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return None;
     }
     // SAFETY: both are new.
     Some(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-/// Whether the other end is closed. Nothing is ever written there.
+/// The child's end of that.
+#[derive(Debug)]
+pub struct Taking(OwnedFd);
+
+impl Taking {
+    /// The region is this process's wherever it could be taken over.
+    pub fn is_done(self) {
+        // SAFETY: sends one byte of ours; a parent that is gone has nothing to free.
+        unsafe { libc::send(self.0.as_raw_fd(), [1u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    }
+}
+
+/// Of an end that has hung up: the child has said that it is done.
+pub fn is_taken(end: &OwnedFd) -> bool {
+    let mut byte = [0u8];
+    // SAFETY: reads one byte, or none, without waiting.
+    unsafe { libc::recv(end.as_raw_fd(), byte.as_mut_ptr().cast(), 1, 0) == 1 }
+}
+
+/// Whether the other end is closed.
 pub fn has_hung_up(end: &OwnedFd) -> bool {
     let mut poll = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one descriptor, and no wait.
@@ -167,8 +188,8 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
     }
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     // SAFETY: the message points to locals that live across the call, with their true sizes; the header is
-    // checked before it is read.
-    let [uffd, file, taking] = unsafe {
+    // checked before it is read, and as many descriptors are taken as it says.
+    let mut received = unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut iov;
         message.msg_iovlen = 1;
@@ -179,9 +200,16 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
         if n != 1 || header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
             return Err("the parent is gone".into());
         }
-        let received = libc::CMSG_DATA(header).cast::<[RawFd; 3]>().read_unaligned();
-        received.map(|fd| OwnedFd::from_raw_fd(fd))
+        let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+        let all = libc::CMSG_DATA(header).cast::<[RawFd; 3]>().read_unaligned();
+        let fds = all.into_iter().take(bytes / size_of::<RawFd>());
+        fds.map(|fd| OwnedFd::from_raw_fd(fd)).collect::<Vec<_>>().into_iter()
     };
+    let (Some(uffd), Some(file)) = (received.next(), received.next()) else {
+        return Err("this process has no descriptor left for it".into());
+    };
+    // A parent without a pair has sent the file once more.
+    let taking = received.next().map(Taking);
     use std::io::{Read, Seek};
     let mut file = std::fs::File::from(file);
     let mut bytes = Vec::new();

@@ -341,7 +341,9 @@ fn start_pager(
         Some(Inheritance { faults, memory, region, taking }) => {
             let own = or_end(settings, pool.adopt_region(&region));
             // What was not taken over anywhere, the parent frees.
-            drop(taking);
+            if let Some(taking) = taking {
+                taking.is_done();
+            }
             (faults, own, Some(memory))
         }
         None => {
