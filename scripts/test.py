@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Everything that `make test` runs; stops at the first step that fails.
 
-The output is that of the tools themselves, with a heading before each step. The suites of programs wait more than they compute, so they run beside the Rust tests,
-and their output comes after. Besides what they find, this fails when a test was ignored, or was skipped
+The output is that of the tools themselves, with a heading before each step. Suites that wait more than they compute run beside the Rust tests, and their output
+comes after; those of programs under pressure need the machine for themselves. Besides what they find, this fails when a test was ignored, or was skipped
 for want of something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by RAMPOOL_SKIPS, and this script asks the
 kernel itself, not rampool, whether the feature is there. What failed, and how, comes once more at the very end. Python's standard library only.
 """
@@ -38,7 +38,7 @@ STEPS = {
     "python": [sys.executable, "tests/python/run.py", "--brief"],
 }
 # Beside "unit", one after another.
-BESIDE = ["installed", "failures", "block", "programs", "python"]
+BESIDE = ["installed", "block", "python"]
 # No step may hang: a watchdog ends it. Far above what they take, so that no slow machine fails for it.
 LIMIT_S = 3600
 
