@@ -110,7 +110,7 @@ pub struct Taking(OwnedFd);
 
 impl Taking {
     /// The region is this process's wherever it could be taken over.
-    pub fn is_done(self) {
+    pub fn done(self) {
         // SAFETY: sends one byte of ours; a parent that is gone has nothing to free.
         unsafe { libc::send(self.0.as_raw_fd(), [1u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     }

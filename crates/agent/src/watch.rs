@@ -342,7 +342,7 @@ fn start_pager(
             let own = or_end(settings, pool.adopt_region(&region));
             // What was not taken over anywhere, the parent frees.
             if let Some(taking) = taking {
-                taking.is_done();
+                taking.done();
             }
             (faults, own, Some(memory))
         }
