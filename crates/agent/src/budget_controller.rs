@@ -320,7 +320,7 @@ impl Supervisor<Pool> for BudgetController {
         }));
         out.extend(self.handed_over.iter().map(|(taken, _)| libc::pollfd {
             fd: taken.as_raw_fd(),
-            events: 0,
+            events: libc::POLLIN,
             revents: 0,
         }));
         for child in &self.served {
@@ -334,11 +334,15 @@ impl Supervisor<Pool> for BudgetController {
     fn wake_up(&mut self, pager: &mut Pager<Pool>) -> bool {
         self.serve_request(pager);
         self.serve_expected(pager);
-        let taken = self.handed_over.extract_if(.., |(taken, _)| line::has_hung_up(taken));
-        // Whoever has not said so may take it over yet.
-        taken
-            .filter(|(taken, _)| line::is_taken(taken))
-            .for_each(|(_, ticket)| pager.free_what_was_not_taken(&ticket));
+        self.handed_over.retain(|(taken, ticket)| match line::listen(taken) {
+            Line::Quiet => true,
+            Line::Asked => {
+                pager.free_what_was_not_taken(ticket);
+                false
+            }
+            // It may take the region over yet, without a word.
+            Line::Closed => false,
+        });
         let mut served = std::mem::take(&mut self.served);
         while let Some(mut child) = served.pop() {
             let fallback = self.fallback.as_ref();

@@ -70,8 +70,9 @@ pub fn listen(line: &OwnedFd) -> Line {
 
 /// Gives a child its context and its state. A child that is gone meanwhile is no error.
 ///
-/// `uffd` is the child's context, if the kernel reported the fork. What comes back hangs up when the child has
-/// taken its region over, which [`is_taken`] tells, or is gone, or had no descriptor left for it.
+/// `uffd` is the child's context, if the kernel reported the fork. On what comes back the child says
+/// ([`listen`]) when it has taken its region over. It is closed without a word where the child is gone, or had
+/// no descriptor left for it.
 pub fn hand_over(
     line: &OwnedFd,
     uffd: Option<&Uffd>,
@@ -83,8 +84,7 @@ pub fn hand_over(
     text.extend(memory.encode());
     if let Some(file) = memory_file(&text) {
         let context = uffd.map_or(file.as_raw_fd(), Uffd::raw_fd);
-        let (taken, taking) = pair().unzip();
-        let taking: Option<OwnedFd> = taking;
+        let (taken, taking): (_, Option<OwnedFd>) = pair().unzip();
         // The last one is what a child without room for all does without.
         let third = taking.as_ref().map_or(file.as_raw_fd(), OwnedFd::as_raw_fd);
         send_descriptors(line, [context, file.as_raw_fd(), third]);
@@ -95,7 +95,7 @@ pub fn hand_over(
 
 fn pair() -> Option<(OwnedFd, OwnedFd)> {
     let mut ends = [NONE; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: fills two descriptors, or none.
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return None;
@@ -114,20 +114,6 @@ impl Taking {
         // SAFETY: sends one byte of ours; a parent that is gone has nothing to free.
         unsafe { libc::send(self.0.as_raw_fd(), [1u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     }
-}
-
-/// Of an end that has hung up: the child has said that it is done.
-pub fn is_taken(end: &OwnedFd) -> bool {
-    let mut byte = [0u8];
-    // SAFETY: reads one byte, or none, without waiting.
-    unsafe { libc::recv(end.as_raw_fd(), byte.as_mut_ptr().cast(), 1, 0) == 1 }
-}
-
-/// Whether the other end is closed.
-pub fn has_hung_up(end: &OwnedFd) -> bool {
-    let mut poll = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one descriptor, and no wait.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
 }
 
 fn memory_file(bytes: &[u8]) -> Option<OwnedFd> {
