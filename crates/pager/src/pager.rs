@@ -23,6 +23,7 @@ use rampool_kernel::maps::{NotInherited, Pagemap};
 use rampool_kernel::memory::{MapError, Mapping};
 use rampool_kernel::uffd::{Event, Reply, Uffd};
 use rampool_paging::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
+use rampool_paging::follow::{Advice, Follow};
 use rampool_paging::space::AddressSpace;
 use rampool_paging::unexplained::Unexplained;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, push_page, total_pages};
@@ -169,7 +170,9 @@ pub struct Pager<B: Backing> {
     /// With what comes while no such answer is due.
     events_to_come: AdaptiveSpin,
     stats: PagerStats,
-    place: Place,
+    follow: Follow,
+    /// How often the next event has been looked for since the last one.
+    looks: u32,
     /// Stores that were refused for lack of room, to be sent again.
     refused: Vec<BatchId>,
     stored_pages: Vec<Vec<(Extent, u32)>>,
@@ -203,15 +206,6 @@ enum FollowUp {
 
 /// Slots for frames that wait to be, or are, buffers of fetches.
 const SPARE_SLOTS: u32 = 8;
-
-/// On which CPU the pager runs.
-#[derive(Default)]
-struct Place {
-    cpu: Option<usize>,
-    faults: u32,
-    thread: u32,
-    other_threads: u32,
-}
 
 /// Why a pager could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -282,7 +276,8 @@ impl<B: Backing> Pager<B> {
             answers: AdaptiveSpin::new(waiting.spin),
             events_to_come: AdaptiveSpin::new(waiting.spin),
             stats,
-            place: Place::default(),
+            follow: Follow::default(),
+            looks: 0,
             refused: Vec::new(),
             fault_started: None,
             gone: BTreeMap::new(),
@@ -422,6 +417,7 @@ impl<B: Backing> Pager<B> {
             }
             let adaptive_spin = if due { &mut self.answers } else { &mut self.events_to_come };
             if busy {
+                self.looks = 0;
                 if let Some(since) = idle_since.take() {
                     adaptive_spin.waited(now.duration_since(since));
                 }
@@ -441,6 +437,7 @@ impl<B: Backing> Pager<B> {
             if waited < adaptive_spin.time() {
                 // While no answer is due, the thread that was served last may wait for this very CPU.
                 adaptive_spin.look_again(waited, !due);
+                self.looks += 1;
                 continue;
             }
             adaptive_spin.sleeps();
@@ -1434,32 +1431,22 @@ impl<B: Backing> Pager<B> {
     /// Keeps the pager on the CPU where the program takes its faults: waking a sleeping CPU costs more than
     /// everything else in a fault.
     fn follow(&mut self, thread: u32) {
-        const SAMPLE: u32 = 256;
         if !self.waiting.follow_faults || thread == 0 {
             return;
         }
-        let place = &mut self.place;
-        if thread != place.thread {
-            place.other_threads += 1;
-            place.thread = thread;
-        }
-        place.faults += 1;
-        if place.faults % SAMPLE != 1 {
-            return;
-        }
-        let single = place.other_threads <= SAMPLE / 16;
-        place.other_threads = 0;
-        let alone = self.waiting.spin.is_zero() || self.answers.is_worth_it();
-        let cpu = if single && alone { rampool_kernel::thread::cpu_of(thread) } else { None };
-        if cpu != place.cpu {
-            let pinned = match cpu {
-                Some(cpu) => rampool_kernel::thread::pin_to_cpu(cpu),
-                None => rampool_kernel::thread::unpin(),
-            };
-            if pinned.is_ok() {
-                place.cpu = cpu;
-            }
-        }
+        let Some(advice) = self.follow.fault(thread, self.looks > 1) else { return };
+        let looks =
+            self.waiting.spin.is_zero() || self.answers.is_worth_it() || self.events_to_come.is_worth_it();
+        let cpu = match advice {
+            Advice::AskFor(thread) if looks => rampool_kernel::thread::cpu_of(thread),
+            Advice::AskFor(_) | Advice::Anywhere => None,
+        };
+        let pinned = match cpu {
+            cpu if cpu == self.follow.cpu() && advice != Advice::Anywhere => Ok(()),
+            Some(cpu) => rampool_kernel::thread::pin_to_cpu(cpu),
+            None => rampool_kernel::thread::unpin(),
+        };
+        self.follow.moved(if pinned.is_ok() { cpu } else { self.follow.cpu() });
     }
 }
 

@@ -21,6 +21,7 @@
 pub mod cache;
 pub mod changes;
 pub mod fingerprint;
+pub mod follow;
 pub mod placement;
 pub mod pointers;
 pub mod space;

@@ -129,7 +129,7 @@ impl<B: Backing> Pager<B> {
     pub(super) fn choose_install(&mut self, thread: u32) {
         let now = &mut self.move_in;
         if now.stillness.as_ref().is_none_or(|s| s.thread() != thread) {
-            if now.choice == InstallBy::Auto && self.place.cpu.is_none() && !now.on {
+            if now.choice == InstallBy::Auto && self.follow.cpu().is_none() && !now.on {
                 return;
             }
         } else {
@@ -145,10 +145,10 @@ impl<B: Backing> Pager<B> {
             InstallBy::Move => true,
             InstallBy::Auto => {
                 if now.stillness.as_ref().is_none_or(|s| s.thread() != thread) {
-                    now.stillness = if self.place.cpu.is_some() { Stillness::of(thread) } else { None };
+                    now.stillness = if self.follow.cpu().is_some() { Stillness::of(thread) } else { None };
                 }
                 now.refusals.may_try()
-                    && self.place.cpu.is_some()
+                    && self.follow.cpu().is_some()
                     && now.stillness.as_ref().is_some_and(|s| s.threads() == Some(2))
             }
         };
@@ -294,7 +294,7 @@ impl<B: Backing> Pager<B> {
     }
 
     fn look(&self) -> Option<Still> {
-        self.move_in.stillness.as_ref()?.look(self.place.cpu?)
+        self.move_in.stillness.as_ref()?.look(self.follow.cpu()?)
     }
 
     fn has_not_run_since(&self, before: Still) -> bool {
