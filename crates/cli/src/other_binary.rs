@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use rampool_run::libraries;
 
 /// Arguments of the other binary, `--help` included.
@@ -21,7 +21,12 @@ pub struct Args {
 /// # Errors
 /// If it does not exist.
 pub fn command(name: &str) -> Result<Command> {
-    let mut command = Command::new(libraries::program("rampool-bench")?);
+    let program = libraries::program("rampool-bench").map_err(|error| {
+        anyhow!(
+            "{error}, or start one that lies elsewhere, with RAMPOOL_BIN naming the rampool that it is to use"
+        )
+    })?;
+    let mut command = Command::new(program);
     command.arg(name);
     Ok(command)
 }
