@@ -69,8 +69,10 @@ pub fn rampool() -> Result<Command> {
 /// Servers give no leases while their machine is short of memory, as it was a moment ago where kernel swap was
 /// measured. Waits until that is over, at most [`CALM_WITHIN`].
 fn wait_for_calm() {
-    let (started, mut pressure) = (Instant::now(), Pressure::default());
+    let started = Instant::now();
     loop {
+        // What a server that starts now believes.
+        let mut pressure = Pressure::default();
         pressure.hear([std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default().as_str()]);
         if !pressure.is_short() {
             break;
@@ -86,7 +88,7 @@ fn wait_for_calm() {
     }
 }
 
-/// The kernel's average over ten seconds falls from all to the hundredth at which servers lend again in 46.
+/// The kernel's average over ten seconds falls from all to the tenth, at which a server that starts lends, in 23.
 const CALM_WITHIN: Duration = Duration::from_secs(60);
 
 /// A child process that listens. Ended when dropped, and with this process.
