@@ -71,14 +71,26 @@ data=bench/data
 [ -n "$kept" ] || data=$(mktemp -d)
 mkdir -p "$data"
 failed=()
+running=
+# A part has a process group of its own: nothing that ends this script leaves it behind.
+end() {
+    [ -z "$running" ] || kill "$running" 2>/dev/null
+    rm -f "$data"/*.json.new
+    [ -n "$kept" ] || rm -rf "$data"
+}
+trap end EXIT
+trap 'exit 130' INT TERM HUP
 export -f measure wheel
 export bench built
 for name in "${names[@]}"; do
     started=$SECONDS
     # A limit above every deadline inside, so that nothing hangs.
-    timeout 5400 bash -c 'measure "$@"' measure "$name" "${quick[@]}" --json "$data/$name.json.new" &&
+    timeout 5400 bash -c 'measure "$@"' measure "$name" "${quick[@]}" --json "$data/$name.json.new" &
+    running=$!
+    wait "$running" &&
         python3 scripts/defaults.py stamp "$name" "$data/$name.json.new" $((SECONDS - started)) &&
         mv "$data/$name.json.new" "$data/$name.json" || failed+=("$name")
+    running=
     rm -f "$data/$name.json.new"
     echo
 done
@@ -87,8 +99,6 @@ if [ -n "$kept" ]; then
     python=.venv/bin/python
     [ -x "$python" ] || python=python3
     "$python" scripts/plot.py || failed+=(plots)
-else
-    rm -rf "$data"
 fi
 if [ ${#failed[@]} -gt 0 ]; then
     echo "bench: these failed: ${failed[*]}" >&2

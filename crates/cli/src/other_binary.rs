@@ -37,3 +37,14 @@ pub fn become_it(name: &str, args: &Args) -> Result<i32> {
     let error = command.args(&args.arguments).exec();
     Err(error).with_context(|| format!("cannot start {}", command.get_program().display()))
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn one_that_is_missing_is_named_with_what_to_do() {
+        // Nothing of that name lies next to the tests.
+        let error = super::command("bench").unwrap_err().to_string();
+        assert!(error.starts_with("rampool-bench is not in the directory of /"), "{error}");
+        assert!(error.contains("RAMPOOL_BIN"), "{error}");
+    }
+}
