@@ -437,9 +437,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works; the figures mean nothing")
     options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 5)
     functions = {"wheel": wheel, "get": get, "strided": strided, "link": over_link, "attach": attach, "dask": dask, "duckdb": duckdb, "torch": torch}
     if unknown := set(options.parts) - set(functions):
         parser.error(f"there is no part {', '.join(unknown)}")
