@@ -28,7 +28,7 @@ test: ## run everything: formatting, lints, tests, real programs, failures (abou
 
 check: ## check formatting, links, figures, lints and the pure crates' tests (about 2 minutes after a build)
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links figures clippy pure
+	@python3 scripts/test.py fmt links scripts figures clippy pure
 
 test-unit: ## run the Rust tests only
 	@scripts/setup.sh test
@@ -60,7 +60,7 @@ test-block: ## test a file system and swap on a block device from the pool, by t
 
 lint: ## check formatting, links and figures in the documents, clippy with warnings as errors
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links figures clippy
+	@python3 scripts/test.py fmt links scripts figures clippy
 
 fmt: ## format the code
 	@$(CARGO) fmt --all
@@ -68,9 +68,9 @@ fmt: ## format the code
 header: ## generate crates/capi/include/rampool.h from the Rust source
 	@RAMPOOL_WRITE_HEADER=1 $(CARGO) test --quiet -p rampool-capi --test header
 
-bench: build ## measure every figure of bench/figures.md again
+bench: build ## measure every figure of bench/figures.md again (about two hours on a quiet machine; PARTS="miss fit" or PARTS=--old: some of it)
 	@scripts/setup.sh bench
-	@RAMPOOL_BIN=$(TARGET)/release/rampool scripts/bench-all.sh
+	@scripts/bench-all.sh $(PARTS)
 
 docs: ## build the API documentation, and the book if mdbook is installed
 	@scripts/setup.sh build

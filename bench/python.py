@@ -12,17 +12,16 @@ named, and the part left out. `link` needs root, `ip` and `tc`; dask and duckdb 
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
-import platform
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from report import Report, load, ratios
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
@@ -30,65 +29,6 @@ RAMPOOL = os.environ.get("RAMPOOL_BIN", str(TARGET / "release/rampool"))
 TORCH = ROOT / ".venv-torch/bin/python"
 CGROUPS = pathlib.Path("/sys/fs/cgroup/memory")
 PARTS = ["wheel", "get", "strided", "link", "attach", "dask", "duckdb", "torch"]
-
-
-# --- the report, as crates/bench/src/bench/report.rs writes it
-
-
-def quartiles(samples):
-    ordered = sorted(samples)
-    found = []
-    for quarter in (1, 2, 3):
-        at, rest = divmod((len(ordered) - 1) * quarter, 4)
-        following = ordered[min(at + 1, len(ordered) - 1)]
-        found.append(ordered[at] + (following - ordered[at]) * rest / 4)
-    return found
-
-
-def load():
-    return " ".join(pathlib.Path("/proc/loadavg").read_text().split()[:3])
-
-
-def machine():
-    cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
-    model = next((line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "")
-    virtual = " (virtual)" if " hypervisor" in cpuinfo else ""
-    return f"{os.cpu_count()} CPUs, {model}{virtual}, Linux {platform.release().split('-')[0]}"
-
-
-class Report:
-    def __init__(self, quick):
-        self.all = {"bench": "python", "quick": quick, "machine": machine(), "load_before": load(), "series": [], "ratios": [], "notes": []}
-
-    def note(self, text):
-        print(f"  {text}", flush=True)
-        self.all["notes"].append(text)
-
-    def series(self, name, unit, samples):
-        low, median, high = quartiles(samples)
-        print(f"  {name:<66} {median:.4g} {unit} ({low:.4g} to {high:.4g})", flush=True)
-        self.all["series"].append(
-            {"name": name, "unit": unit, "parameters": {}, "median": median, "low": low, "high": high, "samples": samples}
-        )
-
-    def ratio(self, name, values, reach=None):
-        low, median, high = quartiles(values)
-        met = None
-        if reach is not None:
-            bound = float(reach.split()[1])
-            met = median <= bound if reach.startswith("<=") else median >= bound
-        verdict = {None: "", True: "ok", False: "MISSED"}[met]
-        print(f"  {name:<66} {median:.4g} ({low:.4g} to {high:.4g}) {reach or ''} {verdict}", flush=True)
-        self.all["ratios"].append({"name": name, "value": median, "low": low, "high": high, "reach": reach, "met": met})
-
-    def finish(self, file):
-        self.all["load_after"] = load()
-        if file:
-            file.write_text(json.dumps(self.all, indent=2, sort_keys=True) + "\n")
-
-
-def ratios(a, b):
-    return [x / y for x, y in zip(a, b, strict=True)]
 
 
 # --- servers, programs, links, cgroups
@@ -497,14 +437,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works; the figures mean nothing")
     options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 5)
     functions = {"wheel": wheel, "get": get, "strided": strided, "link": over_link, "attach": attach, "dask": dask, "duckdb": duckdb, "torch": torch}
     if unknown := set(options.parts) - set(functions):
         parser.error(f"there is no part {', '.join(unknown)}")
-    report = Report(options.quick)
-    print(f"bench python on {machine()}, load average {load()}")
+    report = Report("python", options.quick)
     with tempfile.TemporaryDirectory(prefix="rampool-bench-") as place:
         for part in options.parts or PARTS:
             before = load()

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the plots and tables of bench/figures.md and docs/guide/performance.md from what `rampool bench --json` wrote into bench/data.
+"""Makes the plots and tables of bench/figures.md, docs/guide/performance.md and README.md from what scripts/bench-all.sh wrote into bench/data.
 
 Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure with a reach between
-`<!-- summary -->` and `<!-- end -->`, and the selection for the guide between `<!-- selected -->` and `<!-- end -->`. The rest of
-the pages is written by hand and left alone. Plots need matplotlib; without it only the tables are made, and a line says so.
+`<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between `<!-- selected -->` and `<!-- end -->`.
+The rest of the pages is written by hand and left alone. Plots need matplotlib; without it only the tables are made, and a line says so.
 
-`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements.
+`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements, or figures are older than the
+defaults that they measure (scripts/defaults.py).
 """
 
 import json
@@ -15,10 +16,11 @@ import re
 import sys
 import textwrap
 
+import defaults
 from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DATA, PAGE, GUIDE = ROOT / "bench/data", ROOT / "bench/figures.md", ROOT / "docs/guide/performance.md"
+DATA, PAGE, GUIDE, README = ROOT / "bench/data", ROOT / "bench/figures.md", ROOT / "docs/guide/performance.md", ROOT / "README.md"
 # The plots that the guide shows lie with its pictures, all others with the figures.
 IN_GUIDE = {"fault", "programs", "stream-pages"}
 
@@ -42,6 +44,19 @@ SELECTED = [
     ("One column of a table: paged scan / scan at the server", "direct", "paged scan / scan at the server"),
     ("Two ranks on two CPUs, SOR under hlrc: one thread / two ranks", "shared", "SOR 1024 1536 200, hlrc: sequentially / by two ranks (ArgoDSM: 1.19)"),
 ]
+
+# The README's table: programs that fit and their time under rampool, programs of `programs` and `redundancy` at a quarter of their memory,
+# and what a miss takes, with what the CPUs do besides; and its columns: file and name of each way.
+FIT_ROWS = [("GNU sort", "GNU sort, 200 MB"), ("SQLite", "SQLite, 100 k rows")]
+PROGRAM_ROWS = [
+    ("NumPy scan of columns", "NumPy column scan, 1 GiB"),
+    ("SQLite", "SQLite, 1 M rows"),
+    ("GNU sort of 1 kB lines", "GNU sort, 1 GB, lines of 1 kB"),
+    ("GNU sort of 100 B lines", "GNU sort, 1 GB, lines of 100 B"),
+    ("`HashMap` in Rust", "HashMap in Rust, 160 MiB"),
+]
+PROGRAM_WAYS = [("programs", "private store"), ("programs", "rampool"), ("redundancy", "two copies"), ("programs", "kernel swap on zram")]
+MISS_WAYS = ["private store", "TCP", None, "kernel swap"]
 
 # Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s.
 PAPER_GB = 0.035
@@ -236,6 +251,8 @@ def figures(data):
     """The figures of one file."""
     swept = ("pages", "clients", "time", "predict", "papers", "payload")
     conditions = f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after."
+    if "defaults" not in data:
+        conditions += " Measured before files recorded the defaults: today's may differ."
     lines = [*textwrap.wrap(conditions, 110), ""]
     if data["ratios"]:
         lines += [*ratio_table(data), ""]
@@ -305,9 +322,48 @@ def selection(found):
     return "\n".join(rows)
 
 
-def guide_filled(page, found):
-    """The guide's page with its table as the measurements have it."""
-    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{selection(found)}\n\n<!-- end -->", page)
+def times_native(found, file, program, way):
+    """How many times its native time a program took, or why there is no such figure."""
+    data = found.get(file, {"series": [], "notes": []})
+    took = {one["parameters"].get("what"): one["median"] for one in data["series"] if one["parameters"].get("program") == program}
+    if way in took and "native" in took:
+        return short(took[way] / took["native"])
+    prefix = {"kernel swap on zram": f"{program}: with kernel swap it was ended by"}.get(way, f"{program}, {way}: there was no end")
+    if any(note.startswith(prefix) for note in data["notes"]):
+        return "ended by the kernel" if way == "kernel swap on zram" else "no end"
+    return ""
+
+
+def a_miss(found, cpus, way):
+    """What a miss takes, in microseconds, with content that packs."""
+    wanted = {"content": "packs", "what": "wall", "cpus": cpus, "way": way}
+    series = found.get("miss", {"series": []})["series"]
+    return next((f"{short(one['median'])} us" for one in series if wanted.items() <= one["parameters"].items()), "")
+
+
+def readme_table(found):
+    """What users may expect: what is on by default, next to what they would use instead."""
+    rows = ["| | native | private store | server over TCP | two servers, two copies | swap on zram |", "|---|---|---|---|---|---|"]
+    for label, program in FIT_ROWS:
+        rows.append(f"| fits its local memory: {label} | 1 | | {times_native(found, 'fit', program, 'rampool')} | | |")
+    for label, program in PROGRAM_ROWS:
+        cells = [times_native(found, file, program, way) for file, way in PROGRAM_WAYS]
+        if any(cells):
+            rows.append(f"| a quarter local: {label} | 1 | " + " | ".join(cells) + " |")
+    for cpus in ("quiet", "busy"):
+        cells = [a_miss(found, cpus, way) for way in MISS_WAYS]
+        if any(cells):
+            rows.append(f"| a random page that is away, other CPUs {cpus} | | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def selected_filled(page, table):
+    """A page with its selection of figures as the measurements have them."""
+    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{table}\n\n<!-- end -->", page)
+
+
+# The pages with a selection, and what makes it.
+SELECTIONS = {GUIDE: selection, README: readme_table}
 
 
 def filled(page, found):
@@ -327,10 +383,10 @@ def filled(page, found):
 
 def differences(found):
     """Where the pages differ from the measurements, a line for each."""
-    page, guide = PAGE.read_text(), GUIDE.read_text()
+    page = PAGE.read_text()
     on_page = [match.group(1) for match in TABLES.finditer(page)]
     lines = [f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page]
-    lines += [f"{name}: bench/figures.md has a table of it, but it is not measured" for name in on_page if name not in found]
+    lines += [f"{name}: bench/figures.md has a table of it, but it is not measured" for name in on_page if name not in found and name not in defaults.UNRECORDED]
     if not SUMMARY.search(page):
         lines.append("bench/figures.md has no place for the summary: <!-- summary --> and <!-- end -->")
     made = filled(page, found)
@@ -338,10 +394,13 @@ def differences(found):
         for stands, should in zip(blocks.finditer(page), blocks.finditer(made)):
             if stands.group() != should.group():
                 lines.append(f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run scripts/plot.py")
-    if not SELECTION.search(guide):
-        lines.append("docs/guide/performance.md has no place for its figures: <!-- selected --> and <!-- end -->")
-    if guide_filled(guide, found) != guide:
-        lines.append("docs/guide/performance.md: not what bench/data gives; run scripts/plot.py")
+    for path, table in SELECTIONS.items():
+        text, name = path.read_text(), path.relative_to(ROOT)
+        if not SELECTION.search(text):
+            lines.append(f"{name} has no place for its figures: <!-- selected --> and <!-- end -->")
+        if selected_filled(text, table(found)) != text:
+            lines.append(f"{name}: not what bench/data gives; run scripts/plot.py")
+    lines += defaults.complaints(found)
     return lines
 
 
@@ -414,15 +473,15 @@ def plot(found):
         save(figure, "register")
 
     if "programs" in found:
-        programs, ways = [], ["native", "rampool", "kernel swap on zram"]
+        programs, ways = [], ["native", "private store", "rampool", "kernel swap on zram"]
         for one in found["programs"]["series"]:
             if one["parameters"]["program"] not in programs:
                 programs.append(one["parameters"]["program"])
         value = {(s["parameters"]["program"], s["parameters"]["what"]): s["median"] for s in found["programs"]["series"]}
-        figure, axes = pyplot.subplots(figsize=(7, 4))
+        figure, axes = pyplot.subplots(figsize=(9, 4))
         for at, way in enumerate(ways):
             heights = [value.get((p, way), 0) / value[(p, "native")] for p in programs]
-            bars = axes.bar([n + (at - 1) * 0.27 for n in range(len(programs))], heights, 0.25, label=way)
+            bars = axes.bar([n + (at - 1.5) * 0.21 for n in range(len(programs))], heights, 0.2, label="rampool, server over TCP" if way == "rampool" else way)
             axes.bar_label(bars, [f"{h:.1f}" if h else "none" for h in heights], fontsize=8)
         axes.set_xticks(range(len(programs)), programs, fontsize=8)
         axes.set(ylabel="times native", title="Programs at a quarter of their memory")
@@ -463,15 +522,16 @@ def main():
         sys.exit("nothing is measured: run scripts/bench-all.sh")
     if sys.argv[1:] == ["--check"]:
         wrong = differences(found)
-        print("\n".join(wrong) if wrong else f"figures: bench/figures.md and docs/guide/performance.md agree with {len(found)} files")
+        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md and README.md agree with {len(found)} files")
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()
     PAGE.write_text(filled(page, found))
-    GUIDE.write_text(guide_filled(GUIDE.read_text(), found))
+    for path, table in SELECTIONS.items():
+        path.write_text(selected_filled(path.read_text(), table(found)))
     if missing := [match.group(1) for match in TABLES.finditer(page) if match.group(1) not in found]:
         print("not measured, left as they were: " + ", ".join(missing))
-    print(f"bench/figures.md, docs/guide/performance.md and the plots are made from {len(found)} files")
+    print(f"bench/figures.md, docs/guide/performance.md, README.md and the plots are made from {len(found)} files")
     return 0
 
 

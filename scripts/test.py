@@ -26,6 +26,7 @@ PURE = ["wire", "paging", "sharing", "lease", "pinning", "session", "nbd"]
 STEPS = {
     "fmt": ["cargo", "fmt", "--all", "--check"],
     "links": [sys.executable, "scripts/check_links.py"],
+    "scripts": [sys.executable, "-m", "unittest", "discover", "--start-directory", "scripts"],
     "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
     "pure": ["cargo", "test", "--quiet", "--lib", *(word for crate in PURE for word in ("-p", f"rampool-{crate}"))],

@@ -17,6 +17,7 @@
 //!    tenants      what one tenant of a server notices of another
 //!    predict      parallel programs predicted for a slower link, compared with the same programs on it
 //!    programs     programs at a quarter of their memory, compared with native and kernel swap
+//!    redundancy   two copies of each page compared with one
 //!   report       rounds, medians, ratios; text and JSON
 //!   trial        one run of a program, natively or under `rampool run`
 //!   peer         the raw other end: pages on request, streams
@@ -41,6 +42,7 @@ mod peer;
 mod predict;
 mod programs;
 mod ranks;
+mod redundancy;
 mod register;
 mod report;
 mod sequential;
@@ -72,6 +74,7 @@ enum Bench {
     Fit(fit::Args),
     Miss(miss::Args),
     Programs(programs::Args),
+    Redundancy(redundancy::Args),
     Server(server::Args),
     Direct(direct::Args),
     Examples(examples::Args),
@@ -82,6 +85,8 @@ enum Bench {
     Shared(shared::Args),
     Predict(predict::Args),
     Tenants(tenants::Args),
+    #[command(hide = true)]
+    FillMap(programs::map::Fill),
     #[command(hide = true)]
     Touch(miss::Touch),
     #[command(hide = true)]
@@ -129,6 +134,8 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Stream(args) => stream::run(&args),
         Bench::Fit(args) => fit::run(&args),
         Bench::Miss(args) => miss::run(&args),
+        Bench::FillMap(args) => programs::map::fill(&args),
+        Bench::Redundancy(args) => redundancy::run(&args),
         Bench::Touch(args) => miss::touch(&args),
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),

@@ -8,11 +8,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rampool_client::pool::{Pool, PoolConfig};
 use rampool_kernel::thread::{allowed_cpus, pin_to_cpu};
+use rampool_lease::Pressure;
 use rampool_net::key::Key;
 use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::{InstallBy, Waiting};
@@ -56,10 +57,39 @@ pub fn pin_apart() -> Option<usize> {
     (first != last && pin_to_cpu(first).is_ok()).then_some(last)
 }
 
-/// The product's binary, which lies next to this one.
+/// The product's binary: what `RAMPOOL_BIN` names, or else the one next to this.
 pub fn rampool() -> Result<Command> {
-    Ok(Command::new(rampool_run::libraries::program("rampool")?))
+    match std::env::var_os("RAMPOOL_BIN").map(PathBuf::from) {
+        Some(path) if path.is_file() => Ok(Command::new(path)),
+        Some(path) => bail!("RAMPOOL_BIN names {}, which is no file", path.display()),
+        None => Ok(Command::new(rampool_run::libraries::program("rampool")?)),
+    }
 }
+
+/// Servers give no leases while their machine is short of memory, as it was a moment ago where kernel swap was
+/// measured. Waits until that is over, at most [`CALM_WITHIN`].
+fn wait_for_calm() {
+    let started = Instant::now();
+    loop {
+        // What a server that starts now believes.
+        let mut pressure = Pressure::default();
+        pressure.hear([std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default().as_str()]);
+        if !pressure.is_short() {
+            break;
+        }
+        if started.elapsed() >= CALM_WITHIN {
+            println!("  this machine is short of memory (/proc/pressure/memory): servers will refuse leases");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    if started.elapsed() >= Duration::from_secs(1) {
+        println!("  waited {} s: the machine was short of memory", started.elapsed().as_secs());
+    }
+}
+
+/// The kernel's average over ten seconds falls from all to the tenth, at which a server that starts lends, in 23.
+const CALM_WITHIN: Duration = Duration::from_secs(60);
 
 /// A child process that listens. Ended when dropped, and with this process.
 pub struct Service {
@@ -80,6 +110,7 @@ impl Service {
         memory_bytes: u64,
         spin: Duration,
     ) -> Result<Self> {
+        wait_for_calm();
         let mut command = rampool()?;
         command
             .args(["serve", "--shards", "1", "--log-level", "error", "--encryption", "off", "--memory"])

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, lease_for, mib, server_for, tell};
+use super::{Bench, Wanted, Way, mib};
 use crate::bench::report::{Reach, Report, median};
 use crate::bench::trial::Program;
 use crate::bench::workload::{random_bytes, word};
@@ -23,47 +23,48 @@ pub fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
         report.note("left out: there is no redis-server");
         return Ok(());
     }
-    let keys = bench.args.common.pick(700_000, 20_000);
-    let gets = bench.args.common.pick(60_000, 1_000);
-    let (mut native, mut paged, mut swapped) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..bench.args.common.rounds(1, 1) {
-        let (times, peak) = session(|program| Ok(program.native()), keys, gets)?;
-        native.push(median(&times));
-        let local = bench.local_bytes(peak);
-        report.note(format!("{NAME}: {keys} keys, peak {}, local {}", mib(peak), mib(local)));
-        let server = server_for(peak)?;
-        let options = [
-            "--local".into(),
-            local.to_string(),
-            "--server".into(),
-            server.address.clone(),
-            "--memory".into(),
-            lease_for(peak),
-        ];
-        paged.push(median(&session(|program| program.paged(&options), keys, gets)?.0));
-        if let Some(swap) = &bench.swap {
-            let limit = swap.limit(local)?;
-            let within = session(
-                |program| {
-                    let mut command = program.native();
-                    limit.put(&mut command)?;
-                    Ok(command)
-                },
-                keys,
-                gets,
-            );
-            match within {
-                Ok((times, _)) => swapped.push(median(&times)),
-                Err(error) => report.note(format!("{NAME}: with kernel swap: {error:#}")),
+    let keys = bench.common.pick(700_000, 20_000);
+    let gets = bench.common.pick(60_000, 1_000);
+    let mut medians = vec![Vec::new(); bench.ways.len()];
+    for _ in 0..bench.common.rounds(1, 1) {
+        // Native comes first, and says how large it is.
+        let mut peak = 0;
+        for (way, medians) in bench.ways.iter().zip(&mut medians) {
+            let found = match (*way, &bench.swap) {
+                (Way::Native, _) => session(|program| Ok(program.native()), keys, gets),
+                (Way::KernelSwap, None) => continue,
+                (Way::KernelSwap, Some(swap)) => {
+                    let limit = swap.limit(bench.local_bytes(peak))?;
+                    let within = |program: &Program| {
+                        let mut command = program.native();
+                        limit.put(&mut command).map(|()| command)
+                    };
+                    session(within, keys, gets)
+                }
+                (way, _) => {
+                    let (_servers, options) = bench.under_rampool(way, peak)?;
+                    session(|program| program.paged(&options), keys, gets)
+                }
+            };
+            match found {
+                Ok((times, resident)) => {
+                    medians.push(median(&times));
+                    if *way == Way::Native {
+                        peak = resident;
+                        let local = mib(bench.local_bytes(peak));
+                        report.note(format!("{NAME}: {keys} keys, peak {}, local {local}", mib(peak)));
+                    }
+                }
+                Err(error) if *way == Way::KernelSwap => {
+                    report.note(format!("{NAME}: with kernel swap: {error:#}"));
+                }
+                Err(error) => return Err(error),
             }
         }
     }
-    tell(report, NAME, "us", bench.args.local_percent, [&native, &paged, &swapped]);
-    report.ratio(&format!("{NAME}: rampool / native"), &paged, &native, None);
-    if !swapped.is_empty() {
-        report.ratio(&format!("{NAME}: swap / native"), &swapped, &native, None);
-        report.ratio(&format!("{NAME}: rampool / swap"), &paged, &swapped, Some(Reach::AtMost(1.0)));
-    }
+    bench.tell(report, NAME, "us", &medians);
+    let against_swap = Some(Reach::AtMost(1.0));
+    bench.ratios(report, NAME, &medians, &Wanted { against_swap, ..Wanted::default() });
     Ok(())
 }
 

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """A block device from the pool against `nbdkit memory`: fio over Unix sockets, both in the same run, taking turns; medians and their ratio.
 
-`python3 tests/block/figures.py [ROUNDS [SECONDS]]`, on an otherwise idle machine with fio and nbdkit. RAMPOOL_BIN names the binary.
+`python3 bench/block.py [--json FILE] [--rounds N] [--quick]`, on an otherwise idle machine with fio and nbdkit. RAMPOOL_BIN names the binary.
 """
 
+import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from harness import procs  # noqa: E402
 from harness.world import rampool_binary  # noqa: E402
+from report import Report, ratios  # noqa: E402
 
 CASES = [("randread", "4k", 32), ("randwrite", "4k", 32), ("read", "256k", 1), ("write", "256k", 1), ("read", "256k", 8), ("write", "256k", 8)]
 SIZE = "512M"
@@ -30,8 +31,14 @@ def fio(uri, kind, block, depth, seconds):
 
 
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 3
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works; the figures mean nothing")
+    options = parser.parse_args()
+    rounds, seconds = options.rounds or (1 if options.quick else 5), 1 if options.quick else 3
+    report = Report("block", options.quick)
+    report.note(f"both over Unix sockets, {SIZE}, {seconds} s for each figure and round, not pinned; nbdkit memory: a server that does only this")
     with tempfile.TemporaryDirectory() as at:
         commands = [
             [rampool_binary(), "serve", "--memory", "600M", "--listen", f"unix:{at}/rampool", "--nbd", f"unix:{at}/a", "--export", f"disk={SIZE}"],
@@ -49,8 +56,11 @@ def main():
                 for turn in range(rounds):
                     for which in (0, 1) if turn % 2 == 0 else (1, 0):
                         seen[which].append(fio(uris[which], kind, block, depth, seconds))
-                ours, theirs = map(statistics.median, seen)
-                print(f"{kind:<10} {block:>5} depth {depth:>2}: rampool {ours:8.0f}/s, nbdkit {theirs:8.0f}/s, ratio {ours / theirs:.2f}", flush=True)
+                name = f"{kind} of {block}, depth {depth}"
+                for server, each in zip(("rampool", "nbdkit"), seen):
+                    report.series(f"{name}: {server}", "operations a second", each)
+                report.ratio(f"{name}: rampool / nbdkit", ratios(*seen))
+            report.finish(options.json)
         finally:
             procs.kill_all(server.pid for server in servers)
 
