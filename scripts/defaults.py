@@ -25,7 +25,9 @@ DATA = ROOT / "bench/data"
 # (`impl Default for Waiting`, `fn cache_config`). Whoever adds a default that a figure depends on adds it here.
 SETTINGS = {
     "waiting": {
-        "crates/net/src/adaptive_spin.rs": ["MEMORY", "KEEP_CPU", "BAD_GAP", "BAR", "LONGEST_BAR", "GOOD_RUN"],
+        "crates/net/src/adaptive_spin.rs": ["MEMORY", "KEEP_CPU", "TURNS"],
+        "crates/net/src/two_ways.rs": ["SOON", "LATEST", "REST", "MARGIN", "WORSE"],
+        "crates/paging/src/follow.rs": ["SAMPLE", "OTHERS", "SUSPECT", "OF_USE", "SHORTEST_PAUSE", "LONGEST_PAUSE"],
     },
     "paging": {
         "crates/cli/src/run.rs": ["--copies", "--encryption", "--page-size", "--prefetch", "--fault-mode", "--compression", "--spin-us", "--no-follow"],

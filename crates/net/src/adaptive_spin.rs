@@ -3,107 +3,20 @@
 //! To wake a CPU that is at rest costs two microseconds on some machines and fifty on others, virtual ones
 //! above all. To look costs nothing while nobody else wants the CPU, and a time slice of milliseconds where
 //! somebody does: a thread that yields stays in the run queue behind the others, while a sleeping one is woken
-//! for the event. No constant tells these apart, so both ways are tried, and the one with the shorter waits is
-//! kept:
+//! for the event. No constant tells these apart, so both are [tried](crate::two_ways).
 //!
-//! * Looking is for what comes soon: it ends after `most`, and does not begin while most waits take longer
-//!   (competitive spinning: Karlin, Li, Manasse, Owicki, SOSP '91).
-//! * A *trial* sets the other way against the present one, in turns of a few waits, so that both meet the
-//!   same phase of the program. It ends early where the outcome is clear.
-//! * Trials become rare where they confirm the choice, and come at once where waits have become longer.
+//! Looking is for what comes soon: it ends after `most`, and does not begin while most waits take longer
+//! (competitive spinning: Karlin, Li, Manasse, Owicki, SOSP '91).
 
 use std::time::Duration;
+
+use crate::two_ways::{Turns, TwoWays};
 
 /// Waits that are remembered, about.
 const MEMORY: u32 = 32;
 /// Spinning between two yields of the CPU: a reply from the same machine comes within this time.
 const KEEP_CPU: Duration = Duration::from_micros(5);
-/// Waits of one way in a row during a trial, and how many of the first do not count: the threads still stand
-/// where the other way has put them.
-const TURN: u32 = 18;
-const UNSETTLED: u32 = 6;
-/// Waits of each way that count in a trial, at most.
-const TRIAL: u32 = 24;
-/// Waits before the next trial. Doubled each time that one confirms the choice.
-const SOON: u32 = 256;
-const LATEST: u32 = 1 << 15;
-/// No delay is longer: the program wanted nothing.
-const REST: Duration = Duration::from_millis(20);
-/// The other way must be better by one part in so many.
-const MARGIN: u64 = 8;
-/// So many times as long as they were, waits ask for a trial at once.
-const WORSE: u64 = 4;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Look,
-    Sleep,
-}
-
-impl Way {
-    fn other(self) -> Self {
-        match self {
-            Self::Look => Self::Sleep,
-            Self::Sleep => Self::Look,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Waits {
-    ns: u64,
-    count: u32,
-}
-
-impl Waits {
-    fn add(&mut self, ns: u64) {
-        self.ns += ns;
-        self.count += 1;
-    }
-
-    fn mean(self) -> Option<u64> {
-        self.ns.checked_div(self.count.into())
-    }
-}
-
-/// The other way against the present one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trial {
-    waits: u32,
-    present: Waits,
-    other: Waits,
-}
-
-impl Trial {
-    /// Whether the wait to come goes the other way, which has the first turn.
-    fn is_others_turn(&self) -> bool {
-        (self.waits / TURN).is_multiple_of(2)
-    }
-
-    fn waited(&mut self, ns: u64, recent_ns: u64) {
-        let usual = self.other.mean().into_iter().chain(self.present.mean()).fold(recent_ns, u64::min);
-        // A wait that costs as much as all the others counts wherever it falls.
-        if self.waits % TURN >= UNSETTLED || ns > usual * u64::from(TRIAL) {
-            if self.is_others_turn() { self.other.add(ns) } else { self.present.add(ns) }
-        }
-        self.waits += 1;
-    }
-
-    /// Whether the other way is better, once that is known. `recent_ns`: a wait of the present way before.
-    fn verdict(&self, recent_ns: u64) -> Option<bool> {
-        let present = self.present.mean().unwrap_or(recent_ns);
-        let other = self.other.mean()?;
-        let most = |mean: u64| 2 * u64::from(TRIAL) * mean;
-        if self.other.ns > most(present) {
-            Some(false)
-        } else if self.present.ns > most(other) {
-            Some(true)
-        } else {
-            let both = self.present.count >= TRIAL && self.other.count >= TRIAL;
-            both.then(|| other + other / MARGIN < present)
-        }
-    }
-}
+const TURNS: Turns = Turns { turn: 18, unsettled: 6, each: 2 };
 
 /// How waits of one kind are waited.
 #[derive(Clone, Debug)]
@@ -111,46 +24,29 @@ pub struct AdaptiveSpin {
     most: Duration,
     /// At most `MEMORY`; things come soon while it is at least the half.
     score: u32,
-    way: Way,
-    trial: Option<Trial>,
-    /// Waits until the next trial, and until the one after it if that confirms the choice.
-    until_trial: u32,
-    next_trial: u32,
-    /// A mean of the last waits, and what it was when the present way was last chosen; 0 before.
-    recent_ns: u64,
-    usual_ns: u64,
+    /// Looking is the first, sleeping the second.
+    ways: TwoWays,
     /// How far the wait under way was when it last offered the CPU.
     offered_at: Duration,
 }
 
 impl AdaptiveSpin {
     /// Looks for `most` at a time, from the start.
+    #[must_use]
     pub fn new(most: Duration) -> Self {
-        Self {
-            most,
-            score: MEMORY / 2,
-            way: Way::Look,
-            trial: None,
-            until_trial: TURN,
-            next_trial: SOON,
-            recent_ns: 0,
-            usual_ns: 0,
-            offered_at: Duration::ZERO,
-        }
+        Self { most, score: MEMORY / 2, ways: TwoWays::new(TURNS), offered_at: Duration::ZERO }
     }
 
     /// How long the wait to come looks before it sleeps.
+    #[must_use]
     pub fn time(&self) -> Duration {
-        let way = match &self.trial {
-            Some(trial) if trial.is_others_turn() => self.way.other(),
-            _ => self.way,
-        };
-        if way == Way::Look && self.comes_soon() { self.most } else { Duration::ZERO }
+        if self.comes_soon() && !self.ways.is_second() { self.most } else { Duration::ZERO }
     }
 
     /// Looking is the way here.
+    #[must_use]
     pub fn is_worth_it(&self) -> bool {
-        self.way == Way::Look && self.comes_soon()
+        self.comes_soon() && !self.ways.prefers_second()
     }
 
     fn comes_soon(&self) -> bool {
@@ -179,44 +75,9 @@ impl AdaptiveSpin {
         let could_look = self.comes_soon() && !self.most.is_zero();
         self.score =
             if time <= self.most { (self.score + 1).min(MEMORY) } else { self.score.saturating_sub(1) };
-        if !could_look || time > REST {
-            return;
+        if could_look {
+            self.ways.waited(time);
         }
-        let ns = u64::try_from(time.as_nanos()).expect("below REST");
-        match self.trial.as_mut() {
-            Some(trial) => trial.waited(ns, self.recent_ns),
-            None => self.count_down(ns),
-        }
-        let verdict = self.trial.as_ref().and_then(|trial| trial.verdict(self.recent_ns));
-        if let Some(is_better) = verdict {
-            self.decide(is_better);
-        }
-    }
-
-    fn count_down(&mut self, ns: u64) {
-        self.until_trial = self.until_trial.saturating_sub(1);
-        self.recent_ns = self.recent_ns - self.recent_ns / 64 + ns / 64;
-        let worse = self.usual_ns != 0 && self.recent_ns / WORSE > self.usual_ns;
-        if worse || self.until_trial == 0 {
-            if worse {
-                self.next_trial = SOON;
-            }
-            self.trial = Some(Trial::default());
-        }
-    }
-
-    fn decide(&mut self, is_better: bool) {
-        let Some(trial) = self.trial.take() else { return };
-        let chosen = if is_better { trial.other } else { trial.present };
-        self.usual_ns = chosen.mean().unwrap_or(self.recent_ns);
-        self.recent_ns = self.usual_ns;
-        if is_better {
-            self.way = self.way.other();
-            self.next_trial = SOON;
-        } else {
-            self.next_trial = (2 * self.next_trial).min(LATEST);
-        }
-        self.until_trial = self.next_trial;
     }
 }
 
@@ -225,6 +86,8 @@ mod tests {
     use super::*;
 
     const MOST: Duration = Duration::from_micros(100);
+    /// Waits between two trials, at most.
+    const MOST_BETWEEN: u32 = 1 << 15;
 
     /// How long a wait takes on some machine: `look` and `sleep` from the number of the wait. Microseconds.
     struct Machine {
@@ -286,8 +149,8 @@ mod tests {
         assert!(looked <= 24 && took < 10_000 * 24, "looked {looked} times, {took} us");
         // By the next trial, because sleeping costs no more than it did.
         run(&mut spin, &BUSY, 0..300_000);
-        let (_, looked) = run(&mut spin, &QUIET, 0..u64::from(2 * LATEST));
-        assert!(looked > u64::from(LATEST) / 2, "looked {looked} times");
+        let (_, looked) = run(&mut spin, &QUIET, 0..u64::from(2 * MOST_BETWEEN));
+        assert!(looked > u64::from(MOST_BETWEEN) / 2, "looked {looked} times");
     }
 
     #[test]
@@ -296,7 +159,9 @@ mod tests {
         run(&mut spin, &QUIET, 0..200_000);
         let (_, looked) = run(&mut spin, &QUIET, 0..1_000_000);
         assert!(
-            1_000_000 - looked <= 1_000_000 / u64::from(LATEST) * u64::from(2 * TURN) + 2 * u64::from(TURN)
+            1_000_000 - looked
+                <= 1_000_000 / u64::from(MOST_BETWEEN) * u64::from(2 * TURNS.turn)
+                    + 2 * u64::from(TURNS.turn)
         );
     }
 
@@ -325,7 +190,6 @@ mod tests {
             spin.waited(Duration::from_micros(us));
         }
         assert!(spin.is_worth_it());
-        assert!(spin.usual_ns < 20_000, "{}", spin.usual_ns);
     }
 
     #[test]
@@ -333,6 +197,6 @@ mod tests {
         let mut spin = AdaptiveSpin::new(Duration::ZERO);
         let (_, looked) = run(&mut spin, &QUIET, 0..10_000);
         assert_eq!(looked, 0);
-        assert!(spin.trial.is_none());
+        assert!(!spin.ways.is_trying());
     }
 }

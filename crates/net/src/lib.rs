@@ -8,7 +8,7 @@
 //!      |-- zero_copy  long pieces sent from where they lie
 //!      |-- registration  pinned memory: the pin-down cache and its registrars
 //!      `-- blocks     checksums of bytes in pieces
-//!   adaptive_spin  how long to poll before sleeping
+//!   adaptive_spin  whether to poll or to sleep ---> two_ways, which tries both
 //! ```
 //!
 //! Start with the first page of `transport`: `handshake`, `link`, then `carrier` with the ways below it.
@@ -19,6 +19,7 @@ pub mod blocks;
 pub mod key;
 pub mod registration;
 pub mod transport;
+pub mod two_ways;
 
 /// The TCP port of a memory server unless another is named.
 pub const DEFAULT_PORT: u16 = 7117;
