@@ -295,8 +295,7 @@ impl Client {
         let session = &self.sessions[server.as_usize()];
         if session.lost().is_none() && self.copies.look(server, self.now) {
             self.work.changed = true;
-            let has_all = !self.copies.is_behind(server) && self.copies.missed_pages(server) == 0;
-            if has_all && session.takes_part() {
+            if !self.copies.is_behind(server) && session.takes_part() {
                 self.work.outputs.push_back(Output::CaughtUp { server });
             }
         }
@@ -724,7 +723,7 @@ impl Client {
         let there = self.sessions[to.as_usize()].takes_part();
         let known = self.copies.regions.contains_key(&of);
         match (step, made) {
-            (Step::Reading, Some(_)) if !void && there && known => {
+            (Step::Reading, Some(_)) if !void && there && self.name(of, to).0 != 0 => {
                 self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
             }
             (Step::Writing, Some(_)) if there && known => {
@@ -819,9 +818,23 @@ impl Client {
             }
             Input::StayAway => sessions.iter_mut().for_each(|session| session.set_reconnects(false)),
             Input::Lose { server } => sessions[server.as_usize()].lose(work, Lost::Connection),
+            Input::Renew { server } => self.renew(server),
             Input::Time => self.time(now),
         }
         self.settle();
+    }
+
+    /// A server that is lost is an absent one from now on, which has no region and nothing that was stored.
+    fn renew(&mut self, server: ServerIndex) {
+        let Self { sessions, work, copies, now, .. } = self;
+        let session = &mut sessions[server.as_usize()];
+        if session.lost().is_some() {
+            session.renew(work, *now);
+            let forgets = work.rules.keep(Rule::RenewedHasNothing);
+            copies.renew(server, forgets, work.rules.keep(Rule::RenewedIsNotLost));
+            work.changed = true;
+            self.look_at_all();
+        }
     }
 
     fn time(&mut self, now: Time) {

@@ -43,6 +43,14 @@ pub struct HandedOver {
 }
 
 impl HandedOver {
+    /// What a process asks for that is in another lease at some servers than the one that names it, or in another run of
+    /// them: what the names mean there is nothing of its own. The same for who gives back what was not taken.
+    #[must_use]
+    pub fn where_known(&self, is_known: impl Fn(ServerIndex) -> bool) -> Vec<RegionId> {
+        let names = (0..).zip(&self.names);
+        names.map(|(index, name)| if is_known(ServerIndex(index)) { *name } else { RegionId(0) }).collect()
+    }
+
     /// What it is called for the process that has taken it over at these servers.
     #[must_use]
     pub fn taken_names(&self, taken: &[bool]) -> Vec<RegionId> {
@@ -72,18 +80,28 @@ impl Region {
         self.names[server.as_usize()].0 == 0
     }
 
-    /// Whether it has missed something. With `lost`: something that a server which is not lost may have.
+    /// Whether the server has missed something that another holder has, as far as is known: that one is not lost, knows the
+    /// region, and has not missed it as well.
     fn is_behind(&self, server: ServerIndex, placement: &Placement, lost: &[ServerIndex]) -> bool {
+        let has = |of: ServerIndex, pages: Extent| {
+            let missed = &self.history.missed[of.as_usize()];
+            !lost.contains(&of) && !self.is_absent(of) && missed.pages_of(pages) < u64::from(pages.count)
+        };
+        let other_has = |pages: Extent| {
+            let mut others = placement.holders(pages.first).iter().filter(|of| *of != server);
+            others.any(|of| has(of, pages))
+        };
+        let may_get = |pages: Extent| placement.split_groups(pages).any(|(_, part)| other_has(part));
         let missed = &self.history.missed[server.as_usize()];
-        let may_have = |pages: Extent| {
-            let others = |pages: Extent| placement.holders(pages.first).iter().filter(|of| *of != server);
-            placement.split_groups(pages).any(|(_, part)| others(part).any(|of| !lost.contains(&of)))
-        };
-        let behind = || match lost {
-            [] => !missed.is_empty(),
-            _ => missed.extents().any(may_have),
-        };
-        self.placed && (self.is_absent(server) || behind())
+        self.placed && (self.is_absent(server) || missed.extents().any(may_get))
+    }
+
+    /// How many pages the server has missed, and no other one.
+    fn missed_alone(&self, server: ServerIndex) -> u64 {
+        let missed = &self.history.missed[server.as_usize()];
+        let others = self.history.missed.iter().zip(0..).filter(|(_, index)| *index != server.0);
+        let both: u64 = others.map(|(other, _)| missed.common_pages(other)).sum();
+        missed.pages().saturating_sub(both)
     }
 }
 
@@ -136,9 +154,10 @@ impl Copies {
         self.targets.get(server.as_usize()).is_some_and(|target| target.behind)
     }
 
-    /// Whether the server may have missed something, be it gone for good.
+    /// Whether the server has missed something, be it gone for good.
     pub fn lacks(&self, server: ServerIndex) -> bool {
-        self.is_behind(server) || !self.lost.is_empty()
+        let lacks = |region: &Region| !region.history.missed[server.as_usize()].is_empty();
+        self.is_behind(server) || self.regions.values().any(lacks)
     }
 
     pub fn are_behind(&self) -> bool {
@@ -172,15 +191,18 @@ impl Copies {
         let (Some(placement), Some(region)) = (&self.placement, self.regions.get_mut(&of)) else {
             return false;
         };
-        let missed = &mut region.history.missed[server.as_usize()];
         // More than was missed must not be what the other holder has missed.
-        let exact = self.targets.iter().zip(0..).any(|(target, index)| target.behind && index != server.0);
+        let missed = region.history.missed.iter().zip(&self.targets).zip(0..);
+        let exact = { missed }
+            .any(|((missed, target), index)| index != server.0 && (target.behind || !missed.is_empty()));
+        let missed = &mut region.history.missed[server.as_usize()];
+        let had_all = missed.is_empty();
         for (_, piece) in pages.iter().flat_map(|extent| placement.split_groups(*extent)) {
             if placement.holders(piece.first).iter().any(|holder| holder == server) {
                 if exact { missed.insert(piece) } else { missed.insert_about(piece) }
             }
         }
-        !self.is_behind(server) && self.look(server, now)
+        (!self.is_behind(server) && self.look(server, now)) || had_all
     }
 
     /// The server has these pages as they were changed last. True: it has missed nothing else of the region.
@@ -199,6 +221,15 @@ impl Copies {
         if !self.lost.contains(&server) {
             self.lost.push(server);
         }
+    }
+
+    /// The server, which was lost, is joined anew. It has no region, and so nothing of one.
+    pub fn renew(&mut self, server: ServerIndex, forgets: bool, is_found: bool) {
+        for region in self.regions.values_mut().filter(|_| forgets) {
+            region.names[server.as_usize()] = RegionId(0);
+            region.history.missed[server.as_usize()] = PageSet::default();
+        }
+        self.lost.retain(|lost| *lost != server || !is_found);
     }
 
     /// Whether all regions have a name at the server.
@@ -306,7 +337,7 @@ impl Copies {
         None
     }
 
-    /// Pages that the server has missed; about so many, where it has a region yet to be made.
+    /// Pages that the server has missed, and that it is to get; about so many, where it has a region yet to be made.
     pub fn missed_pages(&self, server: ServerIndex) -> u64 {
         let Some(placement) = &self.placement else { return 0 };
         // As large a part of all as of the places.
@@ -314,8 +345,15 @@ impl Copies {
         let part = |pages: u64| (pages as f64 * (2.0 - placement.copies_without(|of| of == server))) as u64;
         let of = |region: &Region| match region.is_absent(server) {
             true => part(region.history.stored.pages()),
-            false => region.history.missed[server.as_usize()].pages(),
+            false => region.missed_alone(server),
         };
+        let left = (0..).zip(&self.targets).any(|(index, _)| {
+            let other = ServerIndex(index);
+            other != server && !self.lost.contains(&other)
+        });
+        if !left {
+            return 0;
+        }
         self.regions.values().filter(|region| region.placed).map(of).sum()
     }
 

@@ -209,6 +209,9 @@ pub enum Input {
     StayAway,
     /// The shell cannot go on with this server. It keeps the reason's text.
     Lose { server: ServerIndex },
+    /// A lost server may be joined anew: the shell knows how. [`Output::Attach`] asks to open a lease there, or to become
+    /// a new member of one. It has nothing of what it had.
+    Renew { server: ServerIndex },
     /// Nothing happened but time.
     Time,
 }

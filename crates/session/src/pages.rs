@@ -87,6 +87,25 @@ impl PageSet {
         }
     }
 
+    /// How many of these pages it holds.
+    #[must_use]
+    pub fn pages_of(&self, extent: Extent) -> u64 {
+        let (first, end) = (extent.first.0, extent.end().0);
+        let before = self.range_before(first + 1).map_or(first, |(from, _)| from);
+        let of = |(from, to): (&u64, &u64)| (*to).min(end).saturating_sub((*from).max(first));
+        self.ranges.range(before..end).map(of).sum()
+    }
+
+    /// How many pages both hold.
+    #[must_use]
+    pub fn common_pages(&self, other: &Self) -> u64 {
+        let (few, many) = if self.ranges.len() < other.ranges.len() { (self, other) } else { (other, self) };
+        if few.is_empty() {
+            return 0;
+        }
+        few.extents().map(|extent| many.pages_of(extent)).sum()
+    }
+
     /// Whether it holds one of these pages.
     #[must_use]
     pub fn overlaps(&self, extent: Extent) -> bool {
@@ -138,6 +157,7 @@ mod tests {
             for (first, count) in looks {
                 let extent = Extent::new(PageIndex(first), count);
                 prop_assert_eq!(set.overlaps(extent), model.range(first..extent.end().0).next().is_some());
+                prop_assert_eq!(set.pages_of(extent), model.range(first..extent.end().0).count() as u64);
                 let next = set.next_from(PageIndex(first));
                 prop_assert_eq!(next.map(|(page, _)| page.0), model.range(first..).next().copied());
                 prop_assert!(next.is_none_or(|(page, end)| (page.0..end.0).all(|page| model.contains(&page))));

@@ -141,10 +141,22 @@ pub enum Rule {
     FreesWhatIsNotTaken,
     /// A region that may have been taken over at a holder that became absent is freed there later.
     FreesWhatMayBeTaken,
+    /// A server that is joined anew may be another run of it, with another lease.
+    RenewedIsAnother,
+    /// ... and has no region.
+    RenewedHasNothing,
+    /// ... and can be what others get what they have missed from, once it has that.
+    RenewedIsNotLost,
+    /// ... and is not waited for: it brings nothing.
+    RenewedIsNotAwaited,
+    /// ... and its connections have new numbers.
+    RenewedNumbersGoOn,
+    /// A server that never was here takes nothing with it when it is lost.
+    NothingIsNotLost,
 }
 
 impl Rule {
-    pub const ALL: [Self; 69] = [
+    pub const ALL: [Self; 75] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -214,6 +226,12 @@ impl Rule {
         Self::FreesWhatIsLeft,
         Self::FreesWhatIsNotTaken,
         Self::FreesWhatMayBeTaken,
+        Self::RenewedIsAnother,
+        Self::RenewedHasNothing,
+        Self::RenewedIsNotLost,
+        Self::RenewedIsNotAwaited,
+        Self::RenewedNumbersGoOn,
+        Self::NothingIsNotLost,
     ];
 }
 

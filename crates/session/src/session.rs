@@ -102,6 +102,8 @@ pub struct Session {
     looked: Time,
     /// It is absent: nothing is sent there, and what it misses is noted. That ends when it is attached again.
     absent: bool,
+    /// It is joined anew, and has nothing of what it had before.
+    renewed: bool,
     /// Regions that were freed meanwhile.
     free_later: Vec<RegionId>,
     /// It is silent: requests for pages go elsewhere if they can.
@@ -159,6 +161,7 @@ impl Session {
             due: now,
             looked: now,
             absent: false,
+            renewed: false,
             free_later: Vec::new(),
             suspect: false,
             silent: None,
@@ -189,6 +192,19 @@ impl Session {
     /// A session that has no connection yet, and is to join as soon as the server can be reached.
     pub(crate) fn absent(server: ServerIndex, op_deadline: Duration, now: Time) -> Self {
         Self { state: State::Pausing, absent: true, reconnects: true, ..Self::new(server, op_deadline, now) }
+    }
+
+    /// Joins the server anew, after it was lost: as another member, of another lease, perhaps of another run of it.
+    pub(crate) fn renew(&mut self, work: &Work, now: Time) {
+        let mut anew = Self::absent(self.server, self.op_deadline, now);
+        (anew.renewed, anew.due, anew.counts) = (true, now + PAUSE, self.counts);
+        if work.rules.keep(Rule::RenewedNumbersGoOn) {
+            anew.connection = self.connection;
+        }
+        if !work.rules.keep(Rule::RenewedIsAnother) {
+            anew.identity = self.identity;
+        }
+        *self = anew;
     }
 
     pub(crate) fn renamed(&mut self, server: ServerIndex) {
@@ -309,7 +325,9 @@ impl Session {
     /// Whether it is absent, and what only it has is waited for.
     pub(crate) fn is_awaited(&self, work: &Work, now: Time) -> bool {
         let gone = now >= self.awaited_until() && work.rules.keep(Rule::GoneIsNotAwaited);
-        self.absent && !gone && work.rules.keep(Rule::OnlyHolderIsAwaited)
+        // One that is joined anew brings nothing.
+        let brings = !self.renewed || !work.rules.keep(Rule::RenewedIsNotAwaited);
+        self.absent && brings && !gone && work.rules.keep(Rule::OnlyHolderIsAwaited)
     }
 
     fn awaited_until(&self) -> Time {
@@ -1052,7 +1070,7 @@ impl Session {
             Ok(grant) => {
                 self.state = State::Up;
                 if std::mem::take(&mut self.absent) {
-                    self.slowest = Duration::ZERO;
+                    (self.slowest, self.renewed) = (Duration::ZERO, false);
                     work.outputs.push_back(Output::Returned { server: self.server });
                     work.changed = true;
                 }
@@ -1072,8 +1090,12 @@ impl Session {
 
     /// Whether the same run of the server takes this client for the member that it was.
     fn judge_attached(&self, work: &Work, header: &Header, grant: Option<Grant>) -> Result<Grant, Lost> {
-        let asked =
-            header.is_reply() && header.request == ATTACH_NUMBER && header.opcode == Opcode::AttachLease;
+        let joins = match header.opcode {
+            Opcode::AttachLease => true,
+            Opcode::OpenLease => self.renewed,
+            _ => false,
+        };
+        let asked = header.is_reply() && header.request == ATTACH_NUMBER && joins;
         if !asked || header.bulk_len > 0 {
             return Err(Lost::Breach(Breach::NothingAsked(header.opcode)));
         }
@@ -1105,9 +1127,13 @@ impl Session {
     pub(crate) fn lose(&mut self, work: &mut Work, reason: Lost) {
         if self.lost().is_none() {
             let during = self.end_all(work, State::Lost(reason), reason);
-            self.absent = false;
+            // One that never was here takes nothing with it.
+            let had_nothing =
+                self.absent && self.identity.is_none() && work.rules.keep(Rule::NothingIsNotLost);
+            let spare = self.is_kept || had_nothing;
+            (self.absent, self.renewed) = (false, false);
             self.free_later.clear();
-            work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare: self.is_kept });
+            work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare });
         }
     }
 

@@ -73,6 +73,8 @@ pub struct Plan {
     pub lie: Option<u64>,
     /// The program forks a child that goes on beside it.
     pub child: bool,
+    /// Servers that are lost are joined anew.
+    pub renews: bool,
     pub faults: Faults,
     /// A rule that is left out.
     pub omit: Option<Rule>,
@@ -121,6 +123,7 @@ impl Plan {
             narrow: rng.one_in(3),
             lie: None,
             child: servers > 1 && seed.is_multiple_of(2) && !faults.lies && !rng.one_in(4),
+            renews: servers > 1 && seed.is_multiple_of(2) && !faults.lies && rng.one_in(2),
             faults,
             omit: None,
         }
@@ -129,7 +132,7 @@ impl Plan {
     /// A run in which this rule has much to do, if a seed alone rarely gives it that.
     #[must_use]
     pub fn stressing(rule: Rule, seed: u64) -> Self {
-        let plan = Self { child: false, ..Self::from_seed(seed) };
+        let plan = Self { child: false, renews: false, ..Self::from_seed(seed) };
         let none = Faults::NONE;
         let lies =
             |lie| Self { faults: Faults { lies: true, ..none }, lie: Some(lie), servers: 3, ..plan.clone() };
@@ -200,6 +203,16 @@ impl Plan {
                 ..plan.with_copies(Faults { cuts: true, silence: true, full: true, ..none })
             },
             Rule::LosesPagesOnly => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, restarts: true, ..none })
+            },
+            Rule::RenewedIsAnother
+            | Rule::RenewedHasNothing
+            | Rule::RenewedIsNotLost
+            | Rule::RenewedIsNotAwaited
+            | Rule::RenewedNumbersGoOn
+            | Rule::NothingIsNotLost => Self {
+                renews: true,
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, restarts: true, ..none })
             },

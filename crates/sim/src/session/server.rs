@@ -65,6 +65,8 @@ pub(super) struct Server {
     requests: u64,
     /// The process is gone.
     pub down: bool,
+    /// All members of the lease have gone, and it with them.
+    is_closed: bool,
 }
 
 impl Server {
@@ -95,6 +97,7 @@ impl Server {
             frames: 0,
             requests: 0,
             down: false,
+            is_closed: false,
         };
         (server, (member, ConnectionNumber::FIRST))
     }
@@ -111,15 +114,15 @@ impl Server {
         }
     }
 
-    /// The client wants to be the member again that it was, in a run of this server that it has met; with 0,
-    /// a new one.
+    /// The client wants to be the member again that it was; with 0, a new one of the lease in this run.
     pub fn attach(
         &mut self,
         plan: &Plan,
         lease: LeaseId,
         member: MemberId,
+        run: u64,
     ) -> Result<(Membership, Grant), Status> {
-        if member.0 == 0 && self.run > LATER_RUN {
+        if member.0 == 0 && self.run != run {
             // Another run has another token.
             return Err(Status::NoSuchLease);
         }
@@ -134,6 +137,15 @@ impl Server {
             Err(rampool_lease::AttachError::MemberGone) => Err(Status::MemberGone),
             Err(_) => Err(Status::LimitReached),
         }
+    }
+
+    /// Whether there is a lease to join.
+    pub fn has_lease(&self) -> bool {
+        !self.is_closed
+    }
+
+    pub fn has_member(&self, member: MemberId) -> bool {
+        self.directory.has(self.lease, member)
     }
 
     pub fn disconnected(&mut self, now_ms: u64, (member, connection): Membership) {
@@ -165,6 +177,7 @@ impl Server {
             self.space.close();
             self.space.bury(u64::MAX, &mut Vec::new());
             self.directory.closed(departed.lease);
+            self.is_closed = true;
         }
     }
 

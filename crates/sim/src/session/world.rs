@@ -61,6 +61,8 @@ pub struct Tally {
     pub taken: u64,
     pub not_taken: u64,
     pub may_be_taken: u64,
+    pub renewed: u64,
+    pub rejoined: u64,
 }
 
 impl Tally {
@@ -72,7 +74,7 @@ impl Tally {
     }
 
     /// All of them.
-    pub fn counts_mut(&mut self) -> [&mut u64; 30] {
+    pub fn counts_mut(&mut self) -> [&mut u64; 32] {
         let Self {
             stored,
             fetched,
@@ -104,6 +106,8 @@ impl Tally {
             taken,
             not_taken,
             may_be_taken,
+            renewed,
+            rejoined,
         } = self;
         [
             stored,
@@ -136,13 +140,16 @@ impl Tally {
             taken,
             not_taken,
             may_be_taken,
+            renewed,
+            rejoined,
         ]
     }
 }
 
 #[derive(Clone, Debug)]
 enum ToServer {
-    Attach(LeaseId, MemberId),
+    /// To a lease in this run of the server.
+    Attach(LeaseId, MemberId, u64),
     Request(Asked),
 }
 
@@ -167,6 +174,7 @@ enum Event {
     Flush(LinkId),
     Program,
     Fault,
+    Knock,
     Expire(ServerIndex),
     Wake,
     Pause,
@@ -233,6 +241,8 @@ struct Judge {
     refused: bool,
     broke_for_good: bool,
     dismissed: bool,
+    /// It was joined anew, and was not there yet.
+    renewed: bool,
     down_since: Option<u64>,
     /// Since when all that hold its pages as well have been there, and known the region.
     filled_since: Option<u64>,
@@ -314,8 +324,8 @@ struct Fork {
     names: Vec<RegionId>,
     waits: BTreeSet<RequestId>,
     refused: bool,
-    /// A child has taken this over, where it has a name.
-    adopts: Option<HandedOver>,
+    /// A child has taken this over, where it has a name, from these runs of the servers.
+    adopts: Option<(HandedOver, Vec<u64>)>,
 }
 
 /// How far the parent has come with its child.
@@ -325,8 +335,8 @@ enum Child {
     /// The clone is the parent's; what its pages hold.
     Cloned(Vec<Page>),
     Adopting,
-    /// It has said that it has what it can have.
-    Said(HandedOver),
+    /// It has said that it has what it can have of what was handed over from these runs of the servers.
+    Said(HandedOver, Vec<u64>),
     Grown,
 }
 
@@ -448,6 +458,9 @@ impl World {
         world.me.client.open_region(Time(0), 0, names, Some(History::default()));
         world.at(0, Event::Program);
         world.at(1, Event::Fault);
+        if world.plan.renews {
+            world.at(2, Event::Knock);
+        }
         world
     }
 
@@ -565,6 +578,9 @@ impl World {
     fn is_whole(&self) -> bool {
         let whole = |(index, judge): (u16, &Judge)| {
             let server = ServerIndex(index);
+            if judge.lost && self.may_renew(server) {
+                return false;
+            }
             let missed = |page: u64| {
                 let other = self
                     .other(server, PageIndex(page))
@@ -597,7 +613,9 @@ impl World {
                 usize::from(own) + usize::from(process.fork.is_some()) + process.judges[at].regions
             };
             let lost = self.processes().any(|process| process.judges[at].lost);
-            let most = if lost { usize::MAX } else { at + self.processes().map(known).sum::<usize>() };
+            // A run that was begun anew has a region that is nobody's.
+            let begun = at + usize::from(server.run > LATER_RUN);
+            let most = if lost { usize::MAX } else { begun + self.processes().map(known).sum::<usize>() };
             assert!(
                 server.regions() <= most,
                 "freed-is-freed: {} regions, {most} expected",
@@ -624,6 +642,7 @@ impl World {
         self.damage_always.clear();
         for server in &mut self.servers {
             server.set_room(PAGES * 4);
+            server.down &= !self.plan.renews;
         }
         self.each(|world| {
             for link in world.me.conns.keys().copied().collect::<Vec<_>>() {
@@ -749,7 +768,7 @@ impl World {
             Output::Connect { link } => self.connect(link),
             Output::Attach { link } => {
                 let server = &self.me.judges[link.server.as_usize()];
-                let attach = ToServer::Attach(LeaseId(1), server.member);
+                let attach = ToServer::Attach(LeaseId(1), server.member, server.run);
                 self.carry_to_server(link, attach);
             }
             Output::Close { link } => self.close(link),
@@ -763,6 +782,7 @@ impl World {
                 let judge = &mut self.me.judges[server.as_usize()];
                 let since = judge.absent_since.take().expect("only an absent server returns");
                 (judge.out_at, judge.absent_for) = (awake, self.now - since);
+                self.tally.rejoined += u64::from(std::mem::take(&mut judge.renewed));
             }
             Output::CaughtUp { .. } => self.tally.caught_up += 1,
             Output::Drop { .. } => self.tally.dropped += 1,
@@ -903,7 +923,8 @@ impl World {
         let (server, network) =
             (&self.servers[link.server.as_usize()], self.networks[link.server.as_usize()]);
         let conn = Conn::new(server.run);
-        self.me.conns.insert(link, conn);
+        let before = self.me.conns.insert(link, conn);
+        assert!(before.is_none(), "connection-numbers-are-new: {link:?}");
         let silent = network.silent_to.max(network.silent_from);
         let way = network.delay * 2 + silent.saturating_sub(self.now);
         if server.down {
@@ -995,7 +1016,8 @@ impl World {
     /// Whether what an absent server has is waited for.
     fn is_awaited(&self, server: ServerIndex) -> bool {
         let judge = &self.me.judges[server.as_usize()];
-        !judge.lost && judge.absent_since.is_some_and(|since| self.now - since < self.awaited_ns())
+        let out = !judge.lost && !judge.renewed;
+        out && judge.absent_since.is_some_and(|since| self.now - since < self.awaited_ns())
     }
 
     fn awaited_ns(&self) -> u64 {
@@ -1199,8 +1221,12 @@ impl World {
         let is_its = |page: &u64| self.placement.holders(PageIndex(*page)).iter().any(|of| of == server);
         let kept = |page: u64| others(page).any(|other| self.is_there(other));
         let filled = (0..PAGES).filter(is_its).all(kept);
-        assert!(spare == filled, "loses-pages-only: {server:?} is lost, spare: {spare}, not {filled}");
-        if spare {
+        let never_here = self.me.judges[server.as_usize()].member.0 == 0;
+        assert!(
+            spare == (filled || never_here),
+            "loses-pages-only: {server:?} is lost, spare: {spare}, not {filled}"
+        );
+        if spare && filled {
             self.judge_spare(server);
         }
         self.tally.spared += u64::from(spare);
@@ -1238,6 +1264,62 @@ impl World {
             Lost::Connection => self.tally.lost_connection += 1,
         }
         self.drop_bodies(server);
+        if self.plan.renews {
+            self.lacks_pages();
+        }
+    }
+
+    /// Whether a server that is lost can be joined anew: it has begun anew, or has given this client up alone.
+    fn may_renew(&self, server: ServerIndex) -> bool {
+        let (judge, at) = (&self.me.judges[server.as_usize()], &self.servers[server.as_usize()]);
+        let renews = self.plan.renews && judge.lost && !judge.lied && !at.down;
+        renews && at.has_lease() && (at.run != judge.run || !at.has_member(judge.member))
+    }
+
+    /// The client hears of a lease at each server that it has lost, where there is one again.
+    fn knock(&mut self) {
+        let after = self.op_ns() / 20 + self.rng.below(self.op_ns() / 4);
+        self.at(after, Event::Knock);
+        if self.now < self.me.paused_until {
+            return;
+        }
+        for server in (0..self.plan.servers).map(ServerIndex) {
+            if self.may_renew(server) && (self.quiet || self.rng.one_in(2)) {
+                self.renew(server);
+            }
+        }
+    }
+
+    fn renew(&mut self, server: ServerIndex) {
+        self.tally.renewed += 1;
+        let (at, now) = (&self.servers[server.as_usize()], self.now);
+        let counters = self.me.number * COUNTERS..(self.me.number + 1) * COUNTERS;
+        self.me.counters[server.as_usize()].copy_from_slice(&at.counters[counters]);
+        let judge = &mut self.me.judges[server.as_usize()];
+        *judge = Judge {
+            run: at.run,
+            renewed: true,
+            absent_since: Some(now),
+            reachable_since: judge.reachable_since,
+            well_since: now,
+            heard: now,
+            sent: now,
+            out_at: judge.out_at,
+            connected_at: judge.connected_at,
+            ..Judge::default()
+        };
+        if let Some(fork) = &mut self.me.fork {
+            // What was made or taken over there before.
+            fork.names[server.as_usize()] = RegionId(0);
+        }
+        self.tell(Input::Renew { server });
+        self.pump();
+    }
+
+    /// Whether a server is, or was, absent for so long that what it alone has was waited for in vain.
+    fn was_long_absent(&self, server: ServerIndex) -> bool {
+        let judge = &self.me.judges[server.as_usize()];
+        judge.absent_since.map_or(judge.absent_for, |since| self.now - since) >= self.awaited_ns()
     }
 
     fn ended(&mut self, token: u64, outcome: Outcome) {
@@ -1248,12 +1330,8 @@ impl World {
             let client = &self.me.client;
             let in_vain =
                 |(id, body): &(&RequestId, &Body)| body.token == Some(token) && !lives(client, **id, body);
-            let gone = self.me.bodies.iter().filter(in_vain).map(|(_, body)| body.ask.server);
-            let long = |server: ServerIndex| {
-                let judge = &self.me.judges[server.as_usize()];
-                judge.absent_since.map_or(judge.absent_for, |since| self.now - since) >= self.awaited_ns()
-            };
-            op.excused |= gone.into_iter().any(long);
+            let mut gone = self.me.bodies.iter().filter(in_vain).map(|(_, body)| body.ask.server);
+            op.excused |= gone.any(|server| self.was_long_absent(server));
             self.me.bodies.retain(|id, body| body.token != Some(token) || lives(client, *id, body));
         }
         for body in op.requests.iter().filter_map(|request| self.me.bodies.get(request)) {
@@ -1298,14 +1376,19 @@ impl World {
                 self.tally.failed += 1;
             }
         }
-        for (page, store) in &op.pages {
+        // What a holder acknowledged that was lost before the other parts ended.
+        let went = |page: u64| self.plan.renews && !self.has_holder(page);
+        let went: Vec<bool> = op.pages.iter().map(|(page, _)| went(*page)).collect();
+        for ((page, store), went) in op.pages.iter().zip(went) {
             let kept = &mut self.me.pages[usize::try_from(*page).expect("few")];
             if op.kind == Kind::Store {
                 kept.stores -= 1;
                 if done {
                     kept.candidates.retain(|(number, _)| number >= store);
                 }
-                kept.unsure = !done;
+                // What was discarded since is nobody's.
+                let changed = kept.candidates.last().is_some_and(|(number, _)| number > store);
+                kept.unsure = !done || went || changed;
             } else {
                 kept.fetches -= 1;
                 if done {
@@ -1481,6 +1564,7 @@ impl World {
             Event::Flush(link) => self.flush(link),
             Event::Program => self.program(),
             Event::Fault => self.fault(),
+            Event::Knock => self.knock(),
             Event::Expire(server) => {
                 let now_ms = self.now / MS;
                 self.servers[server.as_usize()].expire(now_ms);
@@ -1564,8 +1648,8 @@ impl World {
             }
         }
         match message {
-            ToServer::Attach(lease, member) => {
-                let attached = server.attach(&self.plan, lease, member);
+            ToServer::Attach(lease, member, run) => {
+                let attached = server.attach(&self.plan, lease, member, run);
                 let conn = self.me.conns.get_mut(&link).expect("seen above");
                 let header = Header::request(Opcode::AttachLease, ATTACH_NUMBER);
                 let run = conn.run;
@@ -2056,6 +2140,13 @@ impl World {
             op.uid = asked.uid;
             op.failed |= self.me.judges[ask.server.as_usize()].lost;
         }
+        if let Some(before) = self.me.bodies.get(&id).filter(|before| before.token != token) {
+            // It has ended without a word.
+            let in_vain = self.was_long_absent(before.ask.server);
+            if let Some(op) = before.token.and_then(|token| self.me.ops.get_mut(&token)) {
+                op.excused |= in_vain;
+            }
+        }
         // What had this number before has ended.
         self.me.judges.iter_mut().for_each(|judge| _ = judge.demand.remove(&id));
         let judge = &mut self.me.judges[ask.server.as_usize()];
@@ -2168,12 +2259,13 @@ impl World {
             return;
         }
         let fork = self.me.fork.take().expect("seen above");
-        if let Some(handed) = fork.adopts {
-            return self.end_adoption(handed, fork.names);
+        if let Some((handed, runs)) = fork.adopts {
+            return self.end_adoption(handed, runs, fork.names);
         }
         let complete =
             fork.history.as_ref().is_some_and(|history| self.me.client.is_complete(&fork.names, history));
         if fork.refused || !complete {
+            assert!(fork.refused || !self.is_clone(&fork.names), "clones-do-not-wait: {:?}", fork.names);
             self.free(fork.names);
         } else if self.plan.child && matches!(self.child, Child::Unborn) {
             self.me.client.open_region(Time(self.now), CLONE, fork.names, fork.history);
@@ -2187,6 +2279,19 @@ impl World {
             self.free(old.names);
         }
         self.pump();
+    }
+
+    /// Whether each page of a region with these names has a holder, and each holder has the region, or brings nothing.
+    fn is_clone(&self, names: &[RegionId]) -> bool {
+        let out = |server: ServerIndex| {
+            let judge = &self.me.judges[server.as_usize()];
+            judge.lost || judge.renewed
+        };
+        let named = |server: ServerIndex| names[server.as_usize()].0 != 0 && self.is_there(server);
+        self.placement
+            .pairs()
+            .iter()
+            .all(|pair| pair.iter().any(named) && pair.iter().all(|server| named(server) || out(server)))
     }
 
     /// What no server has, the program cannot count on.
@@ -2215,8 +2320,12 @@ impl World {
                 self.pump();
                 self.bear(handed, pages);
             }
-            Child::Said(handed) => {
-                let freed = self.me.client.not_taken(&handed);
+            Child::Said(handed, runs) => {
+                let kept = self.me.client.not_taken(&handed);
+                let judges = &self.me.judges;
+                let freed = HandedOver { names: kept, ..handed.clone() };
+                let freed =
+                    freed.where_known(|server| judges[server.as_usize()].run == runs[server.as_usize()]);
                 self.free(freed);
                 self.pump();
                 self.child = Child::Grown;
@@ -2231,13 +2340,17 @@ impl World {
         child.pages = pages;
         let now = Time(self.now);
         let mut grants = Vec::new();
+        let runs: Vec<u64> = self.me.judges.iter().map(|judge| judge.run).collect();
         for (index, parents) in self.me.judges.iter().enumerate() {
             let (server, network) = (&mut self.servers[index], self.networks[index]);
             let silent = network.silent_to.max(network.silent_from).max(network.hang_until);
             let reached = !server.down && self.now >= silent && !self.rng.one_in(4);
             let (reachable_since, well_since) = (parents.reachable_since, self.now);
+            // It may have heard of a lease that its parent has not heard of.
+            let newer = self.plan.renews && !server.down && self.rng.one_in(2);
+            let run = if newer { server.run } else { parents.run };
             let mut judge = Judge {
-                run: parents.run,
+                run,
                 dismissed: parents.dismissed,
                 reachable_since,
                 well_since,
@@ -2246,7 +2359,7 @@ impl World {
                 ..Judge::default()
             };
             let member = MemberId(0);
-            match reached.then(|| server.attach(&self.plan, LeaseId(1), member)).and_then(Result::ok) {
+            match reached.then(|| server.attach(&self.plan, LeaseId(1), member, run)).and_then(Result::ok) {
                 Some((membership, grant)) => {
                     let server_index = child.client.add_server(self.plan.op_deadline, now);
                     let conn = Conn {
@@ -2272,22 +2385,26 @@ impl World {
             for (server, judge) in self.servers.iter_mut().zip(&child.judges) {
                 server.dismiss(judge.member);
             }
-            self.child = Child::Said(handed);
+            self.child = Child::Said(handed, runs);
             return;
         }
         self.other = Some(child);
         self.turn(1);
         grants.into_iter().for_each(|granted| self.tell(granted));
-        let names = handed.names.clone();
+        let judges = &self.me.judges;
+        let names = handed.where_known(|server| judges[server.as_usize()].run == runs[server.as_usize()]);
         self.me.fork = Some(Fork {
             history: None,
             names: vec![RegionId(0); names.len()],
             waits: BTreeSet::new(),
             refused: false,
-            adopts: Some(handed),
+            adopts: Some((handed, runs)),
         });
         self.ask_holders(Opcode::AdoptRegion, names);
         self.at(0, Event::Program);
+        if self.plan.renews {
+            self.at(0, Event::Knock);
+        }
         if self.plan.faults.cuts && self.rng.one_in(2) {
             self.cut_while_adopting();
         }
@@ -2308,7 +2425,7 @@ impl World {
     }
 
     /// All servers have answered the child.
-    fn end_adoption(&mut self, handed: HandedOver, names: Vec<RegionId>) {
+    fn end_adoption(&mut self, handed: HandedOver, runs: Vec<u64>, names: Vec<RegionId>) {
         let taken: Vec<bool> = names.iter().map(|name| name.0 != 0).collect();
         let missing = handed.names.iter().zip(&taken).filter(|(name, taken)| name.0 != 0 && !**taken);
         self.tally.not_taken += missing.count() as u64;
@@ -2320,7 +2437,7 @@ impl World {
             self.free(names);
         }
         self.lacks_pages();
-        self.child = Child::Said(handed);
+        self.child = Child::Said(handed, runs);
         self.pump();
     }
 
