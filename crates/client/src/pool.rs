@@ -15,7 +15,8 @@
 //!
 //! With two copies ([`Copies`]) pages are stored on two servers and read from one. While one of them is silent or its
 //! connection broken, the other one is read. A server that is lost costs a [`PoolEvent::Degraded`], as long as every
-//! page has another holder. It stays lost to this pool, and to those that take a region over from it.
+//! page has another holder. It stays lost to this pool, and to those that take a region over from it, until it is joined
+//! anew ([`Pool::join_anew`]), which it can be with an empty store: then it gets its pages from their other holders.
 
 mod body;
 mod config;
@@ -57,7 +58,7 @@ use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, PeerAddress, SameHost, connect,
 };
 use rampool_session::{Ask, Class, Fill, Grant, HandedOver, History, Input, PageSet, Pages, Stamp};
-use reconnect::Place;
+use reconnect::{Joining, Place};
 use server::Server;
 use shell::{Shell, fresh};
 use ticket::LeasePart;
@@ -126,6 +127,10 @@ pub struct Pool {
     regions: Vec<Option<Names>>,
     ticket: LeaseTicket,
     leased: Vec<u64>,
+    /// How servers are joined anew.
+    reach: Reach,
+    /// Shown to people by the servers.
+    name: String,
 }
 
 // SAFETY: what keeps `Pool` from being `Send` by itself are the addresses in `shell`, which are as valid on one thread as on another (the
@@ -133,6 +138,7 @@ pub struct Pool {
 unsafe impl Send for Pool {}
 
 /// How a pool reaches its servers.
+#[derive(Clone)]
 struct Reach {
     /// Those on this machine.
     same_host: SameHost,
@@ -201,7 +207,7 @@ impl Pool {
         if servers.is_empty() {
             return Err(ConnectError::NoServers);
         }
-        let mut pool = Self::unleased(config)?;
+        let mut pool = Self::unleased(config, reach, name)?;
         for server in servers {
             pool.add_server(config, reach, &server.endpoint)?;
         }
@@ -308,19 +314,19 @@ impl Pool {
         ticket: &LeaseTicket,
         name: &str,
     ) -> Result<Self, ConnectError> {
-        let mut pool = Self::unleased(config)?;
+        let mut pool = Self::unleased(config, reach, name)?;
         pool.ticket = ticket.clone();
         let spared = ticket.copies > 1;
         let mut troubles: Vec<(usize, ConnectError)> = Vec::new();
         for (i, part) in ticket.parts.iter().enumerate() {
             let inherited = spared && config.without.get(i) == Some(&true);
-            let added = if inherited {
+            let added = if inherited || !part.is_leased() {
                 Err(pool.lost_to_parent(part))
             } else {
                 pool.add_server_in_time(config, reach, part, spared)
             };
             if let Err(error) = added {
-                let place = pool.later_place(reach, part, name).filter(|_| spared);
+                let place = later_place(reach, part, name).filter(|_| spared);
                 let Some(place) = place else { return Err(error) };
                 troubles.push((i, error));
                 let now = pool.shell.time(Instant::now());
@@ -332,6 +338,9 @@ impl Pool {
             pool.leased.push(0);
         }
         pool.use_placement(Placement::new(&ticket.weights(), ticket.stripe_pages, ticket.copies)?);
+        for (i, _) in ticket.parts.iter().enumerate().filter(|(_, part)| !part.is_leased()) {
+            pool.has_no_lease(i);
+        }
         for (i, part) in ticket.parts.iter().enumerate() {
             if troubles.iter().any(|(missing, _)| *missing == i) {
                 continue;
@@ -371,17 +380,12 @@ impl Pool {
         Ok(pool)
     }
 
-    /// How a server that cannot be reached now is reached later.
-    fn later_place(&self, reach: &Reach, part: &LeasePart, name: &str) -> Option<Place> {
-        let endpoint = &part.server.endpoint;
-        let way = match endpoint {
-            Endpoint::Tcp { host, port } => {
-                PeerAddress::Tcp((host.parse::<std::net::IpAddr>().ok()?, *port).into())
-            }
-            Endpoint::Unix(path) => PeerAddress::Unix(path.clone()),
-            Endpoint::Ucx { .. } => return None,
-        };
-        Some(Place { way, local: reach.policy(endpoint).ok()?, attach: attach_to(part, name) })
+    /// There is no lease at this server yet; whoever owns that of the others opens one.
+    fn has_no_lease(&mut self, index: usize) {
+        let server = &mut self.shell.servers[index];
+        server.is_renewed = true;
+        let server = server.index;
+        self.shell.hear(Instant::now(), Input::Lose { server });
     }
 
     /// As [`Self::add_server`]. Where another server has the same pages, the attempts end soon.
@@ -448,13 +452,15 @@ impl Pool {
     }
 
     /// A pool without servers, to be filled.
-    fn unleased(config: &PoolConfig) -> Result<Self, ConnectError> {
+    fn unleased(config: &PoolConfig, reach: &Reach, name: &str) -> Result<Self, ConnectError> {
         Ok(Self {
             shell: Shell::new(Instant::now()),
             placement: Placement::new(&[1], config.stripe_pages, 1)?,
             regions: Vec::new(),
             ticket: LeaseTicket { stripe_pages: config.stripe_pages, copies: 1, parts: Vec::new() },
             leased: Vec::new(),
+            reach: reach.clone(),
+            name: name.to_owned(),
         })
     }
 
@@ -533,7 +539,8 @@ impl Pool {
             name: cut(name),
             host: host_name(),
         };
-        server.place = way.map(|way| Box::new(Place { way, local, attach }));
+        let ask = Joining::Attach(attach);
+        server.place = way.map(|way| Box::new(Place { way, local, ask }));
         let (server, reconnects) = (server.index, server.place.is_some());
         self.shell.hear(Instant::now(), Input::Granted { server, grant, reconnects });
         Ok(granted)
@@ -588,16 +595,19 @@ impl Pool {
     /// Who this pool is at its servers.
     #[must_use]
     pub fn membership(&self) -> Membership {
-        Membership { members: self.shell.client.sessions().map(rampool_session::Session::member).collect() }
+        let members = self.shell.client.sessions().map(rampool_session::Session::member);
+        Membership { members: members.zip(self.ticket.parts.iter().map(LeasePart::mark)).collect() }
     }
 
     /// Says goodbye for another member of the lease, whose process is gone: its regions are freed at once instead of after the grace time. A member
     /// that has left, or never was, is no error. Does not block, and brings no event.
     pub fn dismiss(&mut self, member: &Membership) {
         let now = Instant::now();
-        // A server that the other one has done without does not know it: 0 would be this member.
-        let members = member.members.iter().enumerate().take(self.shell.servers.len());
-        for (index, member) in members.filter(|(_, member)| member.0 != 0) {
+        // A server that the other one has done without does not know it: 0 would be this member. And in another lease it
+        // is another one.
+        let members = member.members.iter().zip(&self.ticket.parts).enumerate();
+        let known = members.filter(|(_, ((member, lease), part))| member.0 != 0 && *lease == part.mark());
+        for (index, ((member, _), _)) in known {
             let server = self.shell.servers[index].index;
             let ask = Ask { class: Class::Demand, ..Ask::control(server, Opcode::Goodbye, RegionId(0)) };
             self.shell.control(ask, member.0, &[], now);
@@ -610,7 +620,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::NoSuchRegion`].
     pub fn region_ticket(&self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
-        let leases = self.ticket.parts.iter().map(|part| part.lease).collect();
+        let leases = self.ticket.parts.iter().map(LeasePart::mark).collect();
         let names = self.names(region)?.iter().zip(&self.shell.servers);
         let name = |(name, server): (&RegionId, &Server)| {
             if server.is_there() { *name } else { RegionId(0) }
@@ -632,17 +642,16 @@ impl Pool {
         self.regions[region.0 as usize] = None;
         self.shell.forget_places(region);
         self.give_back(left.into_iter().map(Some), Instant::now());
-        let leases = self.ticket.parts.iter().map(|part| part.lease).collect();
+        let leases = self.ticket.parts.iter().map(LeasePart::mark).collect();
         Ok(RegionTicket { handed, leases })
     }
 
     /// Gives back what another member has not taken over of a region that was handed over to it, and will not: where it
     /// could not join a server, say. What it has taken over is its own, and stays. Does not block.
     pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
-        if ticket.is_of(&self.ticket.parts) {
-            let left = self.shell.client.not_taken(&ticket.handed);
-            self.give_back(left.into_iter().map(Some), Instant::now());
-        }
+        let handed = HandedOver { names: ticket.names_at(&self.ticket.parts), ..ticket.handed.clone() };
+        let left = self.shell.client.not_taken(&handed);
+        self.give_back(left.into_iter().map(Some), Instant::now());
     }
 
     /// Makes an empty region, on every server. Blocks until all have answered.
@@ -680,11 +689,15 @@ impl Pool {
     /// # Errors
     /// [`PoolError`]; the region may then belong to either member in parts.
     pub fn adopt_region(&mut self, ticket: &RegionTicket) -> Result<PoolRegion, PoolError> {
-        if !ticket.is_of(&self.ticket.parts) {
+        if self.ticket.copies < 2 && !ticket.is_of(&self.ticket.parts) {
             return Err(PoolError::NoSuchRegion);
         }
-        let mut replies =
-            self.ask_all(Opcode::AdoptRegion, &ticket.handed.names, &vec![0; self.server_count()], &[])?;
+        // Where one of the two has joined a server anew, and the other one has not, there is nothing to take over.
+        let names = ticket.names_at(&self.ticket.parts);
+        if names.len() != self.server_count() {
+            return Err(PoolError::NoSuchRegion);
+        }
+        let mut replies = self.ask_all(Opcode::AdoptRegion, &names, &vec![0; self.server_count()], &[])?;
         if self.ticket.copies > 1 {
             // A server that does not have it any more gets it anew.
             let absent = || PoolError::NoSuchRegion;
@@ -693,7 +706,7 @@ impl Pool {
         } else {
             self.each_ok(&replies, Operation::AdoptRegion)?;
         }
-        let taken: Vec<_> = replies.iter().map(Result::is_ok).collect();
+        let taken: Vec<_> = replies.iter().zip(&names).map(|(r, name)| r.is_ok() && name.0 != 0).collect();
         let ids = ticket.handed.taken_names(&taken);
         let (of, now) = (self.next_region(), self.shell.time(Instant::now()));
         if self.shell.client.take_over(now, of, &ticket.handed, &taken) {
@@ -976,17 +989,18 @@ impl Pool {
                     Some(_) => 0,
                     None => self.shell.client.missed_pages(server.index).0,
                 };
-                let state = match (&server.lost, server.is_away) {
-                    (Some(_), _) => ServerState::Lost,
-                    (None, true) => ServerState::Absent,
-                    (None, false) if missed_pages > 0 => ServerState::CatchingUp,
-                    (None, false) => ServerState::Well,
+                let lost = server.lost.is_some() || server.is_renewed;
+                let state = match (lost, server.is_away) {
+                    (true, _) => ServerState::Lost,
+                    (false, true) => ServerState::Absent,
+                    (false, false) if missed_pages > 0 => ServerState::CatchingUp,
+                    (false, false) => ServerState::Well,
                 };
                 ServerStats {
                     state,
                     missed_pages,
                     name: server.name.clone(),
-                    alive: server.lost.is_none(),
+                    alive: !lost,
                     means: server.link.as_ref().map(Link::means),
                     lease_bytes: *lease_bytes,
                     requests: link.requests,
@@ -1037,6 +1051,9 @@ impl Pool {
 
     fn step(&mut self, now: Instant) {
         self.shell.step(now);
+        while let Some(server) = self.shell.joined.pop() {
+            self.has_joined(server, now);
+        }
         if std::mem::take(&mut self.shell.caught_up) {
             // Regions may have names now where they had none.
             for (of, names) in (0..).zip(&mut self.regions) {
@@ -1045,6 +1062,55 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// The server was joined late or anew: what it leases is what the pool counts on.
+    fn has_joined(&mut self, server: ServerIndex, now: Instant) {
+        let index = server.as_usize();
+        let Some(granted) = self.shell.servers[index].granted.clone() else { return };
+        let part = &mut self.ticket.parts[index];
+        (part.lease, part.token) = (granted.lease, granted.token);
+        let wanted = self.leased[index];
+        if granted.lease_bytes >= wanted {
+            self.leased[index] = granted.lease_bytes;
+        } else {
+            // The lease has grown at the others meanwhile. What it lacks room for, it misses.
+            let ask = Ask { class: Class::Demand, ..Ask::control(server, Opcode::ResizeLease, RegionId(0)) };
+            self.shell.control(ask, wanted, &[], now);
+        }
+    }
+
+    /// Servers that are lost, and could be joined anew.
+    pub fn lost_servers(&self) -> impl Iterator<Item = ServerIndex> {
+        let lost = self.shell.servers.iter().filter(|server| server.lost.is_some() && server.place.is_some());
+        lost.map(|server| server.index)
+    }
+
+    /// Joins a lost server anew, as a new member of the lease that this ticket has there. Does not block; brings
+    /// [`PoolEvent::Returned`] when it is there, and then it gets all of its pages. As long as it cannot be reached, nothing
+    /// is said. False: it is not lost, or the ticket has no lease there.
+    pub fn join_anew(&mut self, server: ServerIndex, ticket: &LeaseTicket) -> bool {
+        let part = ticket.parts.get(server.as_usize()).filter(|part| part.is_leased());
+        let place = part.and_then(|part| later_place(&self.reach, part, &self.name));
+        self.renew(server, place)
+    }
+
+    /// As [`Pool::join_anew`], by a new lease of as much as the server had lent before. For who owns the lease: others
+    /// hear of it by [`Pool::lease_ticket`].
+    pub fn lease_anew(&mut self, server: ServerIndex) -> bool {
+        let index = server.as_usize();
+        let Some(part) = self.ticket.parts.get(index) else { return false };
+        let (pid, name, host) = (std::process::id(), cut(&self.name), host_name());
+        let ask = Joining::Open(OpenLease { bytes: self.leased[index], pid, name, host });
+        let place = later_place(&self.reach, part, &self.name).map(|place| Place { ask, ..place });
+        self.renew(server, place)
+    }
+
+    fn renew(&mut self, server: ServerIndex, place: Option<Place>) -> bool {
+        let lost = self.lost_servers().any(|lost| lost == server) && self.ticket.copies > 1;
+        let Some(place) = place.filter(|_| lost) else { return false };
+        self.shell.renew(server.as_usize(), place, Instant::now());
+        true
     }
 
     fn sleep(&self, deadline: Instant) -> io::Result<()> {
@@ -1301,6 +1367,19 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// How a server that cannot be reached now is reached later.
+fn later_place(reach: &Reach, part: &LeasePart, name: &str) -> Option<Place> {
+    let endpoint = &part.server.endpoint;
+    let way = match endpoint {
+        Endpoint::Tcp { host, port } => {
+            PeerAddress::Tcp((host.parse::<std::net::IpAddr>().ok()?, *port).into())
+        }
+        Endpoint::Unix(path) => PeerAddress::Unix(path.clone()),
+        Endpoint::Ucx { .. } => return None,
+    };
+    Some(Place { way, local: reach.policy(endpoint).ok()?, ask: Joining::Attach(attach_to(part, name)) })
 }
 
 /// Notes which pages a request is about.

@@ -67,7 +67,7 @@ impl Signature {
         None
     }
 
-    /// This process is this member, and has what it took over.
+    /// This process is this member, and has what it took over; from now on.
     ///
     /// # Errors
     /// As writing a file.
@@ -159,7 +159,8 @@ fn read_if_left(path: &Path) -> Option<String> {
 }
 
 fn membership(text: &str) -> Option<Membership> {
-    text.lines().find_map(|line| line.parse().ok())
+    // The latest: it may have joined a server anew since.
+    text.lines().rev().find_map(|line| line.parse().ok())
 }
 
 #[cfg(test)]
@@ -198,18 +199,18 @@ mod tests {
             (Signature::sign(dir.path(), false).unwrap(), Signature::sign(dir.path(), true).unwrap());
         let third = Signature::sign(dir.path(), false).unwrap();
         assert_eq!(registry.look().present, [std::process::id(); 3]);
-        first.joined(&member("rampool-member-1;1;2")).unwrap();
+        first.joined(&member("rampool-member-1;1.7;2.7")).unwrap();
         drop(first);
         drop(third);
         assert!(
             gone_when_present(&registry, 1).is_empty(),
             "a joining process may need what the first one left"
         );
-        second.joined(&member("rampool-member-1;5;6")).unwrap();
-        assert_eq!(gone_when_present(&registry, 1), [member("rampool-member-1;1;2")]);
+        second.joined(&member("rampool-member-1;5.7;6.7")).unwrap();
+        assert_eq!(gone_when_present(&registry, 1), [member("rampool-member-1;1.7;2.7")]);
         assert!(registry.look().gone.is_empty());
         drop(second);
-        assert_eq!(gone_when_present(&registry, 0), [member("rampool-member-1;5;6")]);
+        assert_eq!(gone_when_present(&registry, 0), [member("rampool-member-1;5.7;6.7")]);
     }
 
     #[test]
@@ -218,9 +219,9 @@ mod tests {
         let registry = ProcessRegistry::create(dir.path()).unwrap();
         let (mut parent, child) =
             (Signature::sign(dir.path(), false).unwrap(), Signature::sign(dir.path(), true).unwrap());
-        parent.joined(&member("rampool-member-1;1")).unwrap();
+        parent.joined(&member("rampool-member-1;1.7")).unwrap();
         drop((parent, child));
-        assert_eq!(gone_when_present(&registry, 0), [member("rampool-member-1;1")]);
+        assert_eq!(gone_when_present(&registry, 0), [member("rampool-member-1;1.7")]);
         assert_eq!(std::fs::read_dir(path(dir.path())).unwrap().count(), 0);
     }
 

@@ -295,7 +295,7 @@ impl Client {
         let session = &self.sessions[server.as_usize()];
         if session.lost().is_none() && self.copies.look(server, self.now) {
             self.work.changed = true;
-            if !self.copies.is_behind(server) && session.takes_part() {
+            if self.copies.has_all(server) && session.takes_part() {
                 self.work.outputs.push_back(Output::CaughtUp { server });
             }
         }

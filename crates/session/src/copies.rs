@@ -160,6 +160,11 @@ impl Copies {
         self.is_behind(server) || self.regions.values().any(lacks)
     }
 
+    /// Whether the server has all that there is, and another one has it too.
+    pub fn has_all(&self, server: ServerIndex) -> bool {
+        !self.is_behind(server) && (self.lost.is_empty() || !self.lacks(server))
+    }
+
     pub fn are_behind(&self) -> bool {
         self.targets.iter().any(|target| target.behind)
     }

@@ -97,6 +97,16 @@ impl Places {
         }
     }
 
+    /// Nothing lies at this server any more: it is lost.
+    pub fn forget(&mut self, server: ServerIndex) {
+        let end = self.entries.len();
+        self.entries.change(0..end, |_, entry| {
+            if matches!(entry, Entry::Known { server: at, .. } if *at == server) {
+                *entry = Entry::Unknown;
+            }
+        });
+    }
+
     /// Where to read the page.
     #[must_use]
     pub fn known(&self, page: PageIndex) -> Option<Known> {

@@ -7,8 +7,8 @@ use rampool_net::transport::{
     Connecting, Handshake, HandshakeError, Link, LinkError, LocalPolicy, PeerAddress, Received, Stream,
     Urgency, Wants,
 };
-use rampool_session::{ATTACH_NUMBER, Grant, LinkId};
-use rampool_wire::frame::{self, AttachLease, Granted, Header, Opcode};
+use rampool_session::{ATTACH_NUMBER, LinkId};
+use rampool_wire::frame::{self, AttachLease, Granted, Header, Opcode, OpenLease};
 
 use super::server::{Departure, watched};
 use crate::error::LostReason;
@@ -17,7 +17,35 @@ use crate::error::LostReason;
 pub(super) struct Place {
     pub way: PeerAddress,
     pub local: LocalPolicy,
-    pub attach: AttachLease,
+    pub ask: Joining,
+}
+
+/// How the client becomes a member.
+#[derive(Clone, Debug)]
+pub(super) enum Joining {
+    Attach(AttachLease),
+    /// By a lease of its own.
+    Open(OpenLease),
+}
+
+impl Joining {
+    fn frame(&self) -> (Opcode, Vec<u8>) {
+        match self {
+            Self::Attach(attach) => (Opcode::AttachLease, attach.encode()),
+            Self::Open(open) => (Opcode::OpenLease, open.encode()),
+        }
+    }
+
+    /// It is this member from now on.
+    pub fn granted(&mut self, granted: &Granted) {
+        let (lease, token, member) = (granted.lease, granted.token, granted.member);
+        *self = Self::Attach(match self {
+            Self::Attach(attach) => AttachLease { lease, token, member, ..attach.clone() },
+            Self::Open(OpenLease { pid, name, host, .. }) => {
+                AttachLease { lease, token, member, pid: *pid, name: name.clone(), host: host.clone() }
+            }
+        });
+    }
 }
 
 /// An attempt under way.
@@ -41,7 +69,7 @@ pub(super) enum Reached {
     /// Wait for [`Attempt::watched`].
     NotYet,
     Connected,
-    Answer(Header, Option<Grant>),
+    Answer(Header, Option<Granted>),
 }
 
 /// Why it got no further.
@@ -68,12 +96,13 @@ impl Attempt {
         }
     }
 
-    /// Asks to be the member again that this client was.
+    /// Asks to be the member again that this client was, or a new one.
     pub fn attach(&mut self, place: &Place) {
         let Step::Connected(mut link) = std::mem::replace(&mut self.step, Step::Taken) else { return };
         let mut head = Vec::new();
-        let header = Header::request(Opcode::AttachLease, ATTACH_NUMBER);
-        frame::encode_frame(&mut head, header, &place.attach.encode(), 0);
+        let (opcode, table) = place.ask.frame();
+        let header = Header::request(opcode, ATTACH_NUMBER);
+        frame::encode_frame(&mut head, header, &table, 0);
         link.send_head(Urgency::Demand, &head, None);
         self.step = Step::Attaching(link);
     }
@@ -120,8 +149,7 @@ impl Attempt {
                     self.step = Step::Attaching(link);
                     match (received, table) {
                         (_, Some((header, granted))) => {
-                            let grant = granted.ok().map(|granted| Grant::from(&granted));
-                            return Ok(Reached::Answer(header, grant));
+                            return Ok(Reached::Answer(header, granted.ok()));
                         }
                         (Received::Blocked, None) => return Ok(Reached::NotYet),
                         (Received::Head(header), None) if header.opcode == Opcode::Draining => continue,

@@ -13,7 +13,7 @@ use rampool_paging::placement::ServerIndex;
 use rampool_pinning::path::Wish;
 use rampool_session::{Class, LinkId, Lost, Request, RequestId};
 use rampool_wire::checksum;
-use rampool_wire::frame::{self, Block, Header, Opcode, PageEntry};
+use rampool_wire::frame::{self, Block, Granted, Header, Opcode, PageEntry};
 use rampool_wire::places::{Place as Whereabouts, parse_places, split_places};
 use rampool_wire::session::features;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
@@ -61,6 +61,10 @@ pub(super) struct Server {
     pub lost: Option<LostReason>,
     /// It is done without until it is back.
     pub is_away: bool,
+    /// It is lost, and is joined anew as soon as it can be reached.
+    pub is_renewed: bool,
+    /// What it granted when it was joined last.
+    pub granted: Option<Granted>,
     /// Stores whose frame has left since the last look.
     pub departed: Rc<RefCell<Vec<u64>>>,
     /// The head that came last, and the request whose bytes follow it.
@@ -128,6 +132,8 @@ impl Server {
             why: None,
             lost: None,
             is_away: false,
+            is_renewed: false,
+            granted: None,
             departed: Rc::default(),
             head: None,
             receiving: None,

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use rampool_net::transport::{Flush, Received};
 use rampool_paging::placement::ServerIndex;
 use rampool_session::{
-    Ask, Break, Class, Client, Failed, Input, Known, LinkId, Lost, OpId, Outcome, Output, PIECE_PAGES,
+    Ask, Break, Class, Client, Failed, Grant, Input, Known, LinkId, Lost, OpId, Outcome, Output, PIECE_PAGES,
     PIECES, Places, RequestId, Stamp, Time, What,
 };
 use rampool_wire::frame::{Opcode, RegionId, Status, parse_message};
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 
 use super::body::{Body, Reply, lost, operation};
-use super::reconnect::{Attempt, Reached, Trouble};
+use super::reconnect::{Attempt, Place, Reached, Trouble};
 use super::server::{Handed, Placed, Server, link_lost};
 use super::{PoolEvent, PoolRegion};
 use crate::error::{LostReason, Operation, PoolError};
@@ -37,6 +37,8 @@ pub(super) struct Shell {
     pieces: Vec<Box<[u8]>>,
     /// A server has all of its pages again, since that was looked at.
     pub caught_up: bool,
+    /// Servers that were joined late or anew, since that was looked at.
+    pub joined: Vec<ServerIndex>,
     /// What servers said about operations that they refuse.
     messages: BTreeMap<OpId, String>,
     epoch: Instant,
@@ -55,6 +57,7 @@ impl Shell {
             packed: Vec::new(),
             pieces: Vec::new(),
             caught_up: false,
+            joined: Vec::new(),
             messages: BTreeMap::new(),
             epoch: now,
         }
@@ -275,9 +278,10 @@ impl Shell {
             Output::Absent { server, during, reason } => self.absent(server, during, reason),
             Output::Returned { server } => {
                 let of = &mut self.servers[server.as_usize()];
-                of.is_away = false;
-                if let Some(place) = &mut of.place {
-                    place.attach.member = self.client.session(server).member();
+                (of.is_away, of.is_renewed) = (false, false);
+                if let (Some(place), Some(granted)) = (&mut of.place, &of.granted) {
+                    place.ask.granted(granted);
+                    self.joined.push(server);
                 }
                 let (name, missed_pages) = (of.name.clone(), self.client.missed_pages(server).0);
                 self.events.push_back(PoolEvent::Returned { server, name, missed_pages });
@@ -480,7 +484,9 @@ impl Shell {
             match attempt.go_on(place) {
                 Ok(Reached::NotYet) => return,
                 Ok(Reached::Connected) => self.hear(now, Input::Connected { link }),
-                Ok(Reached::Answer(header, grant)) => {
+                Ok(Reached::Answer(header, granted)) => {
+                    let grant = granted.as_ref().map(Grant::from);
+                    server.granted = granted;
                     return self.hear(now, Input::Attached { link, header, grant });
                 }
                 Err(trouble) => return self.failed(link, trouble, now),
@@ -525,6 +531,11 @@ impl Shell {
         let of = &mut self.servers[server.as_usize()];
         let reason = of.reason(reason);
         of.lost = Some(reason.clone());
+        of.is_away = false;
+        if std::mem::take(&mut of.is_renewed) {
+            // It is known to be lost.
+            return;
+        }
         let operation = during.map_or(Operation::Idle, operation);
         let name = of.name.clone();
         self.events.push_back(if spare {
@@ -532,6 +543,17 @@ impl Shell {
         } else {
             PoolEvent::Lost { server, name, operation, reason }
         });
+    }
+
+    /// A lost server is joined anew, where and how `place` says.
+    pub fn renew(&mut self, index: usize, place: Place, now: Instant) {
+        let of = &mut self.servers[index];
+        of.place = Some(Box::new(place));
+        (of.lost, of.is_away, of.is_renewed) = (None, true, true);
+        let server = of.index;
+        // Where pages lay there, others lie.
+        self.places.values_mut().for_each(|places| places.forget(server));
+        self.hear(now, Input::Renew { server });
     }
 
     /// Gives every server up: everything under way ends.

@@ -897,10 +897,92 @@ fn a_member_is_dismissed_where_it_was_one() {
     let child = Pool::connect(&attach).unwrap();
     let membership = child.membership();
     // It may have joined the server that it was to do without, which is there after all.
-    let joined: Vec<_> = membership.members.iter().map(|member| u64::from(member.0 != 0)).collect();
+    let joined: Vec<_> = membership.members.iter().map(|member| u64::from(member.0.0 != 0)).collect();
     assert_eq!((joined[0], joined[2]), (1, 1));
     parent.dismiss(&membership);
     parent.create_region().unwrap();
     assert_eq!(fakes.iter().map(|f| f.state().departed).collect::<Vec<_>>(), joined);
     assert!(parent.stats().servers.iter().all(|server| server.alive));
+}
+
+#[test]
+fn each_server_is_restarted_in_turn_and_nothing_is_lost() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut owner = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let mut member = Pool::connect(&PoolConfig::attach(owner.lease_ticket(), "member")).unwrap();
+    let (mine, freed) = (owner.create_region().unwrap(), owner.create_region().unwrap());
+    let theirs = member.create_region().unwrap();
+    store(&mut owner, mine, extent(0, 64), 1);
+    store(&mut member, theirs, extent(0, 64), 2);
+    for round in 0..4 {
+        let (victim, version) = (round % 2, u8::try_from(round).unwrap() + 3);
+        let before = owner.lease_ticket();
+        fakes[victim].restart();
+        assert_eq!(degraded(&mut owner), fakes[victim].endpoint.to_string());
+        assert_eq!(degraded(&mut member), fakes[victim].endpoint.to_string());
+        store(&mut member, theirs, extent(32, 64), version);
+        let server = ServerIndex(u16::try_from(victim).unwrap());
+        // The old lease is of no use, and it is not said again that the server is lost.
+        assert!(member.join_anew(server, &before));
+        let until = Instant::now() + WATCHDOG;
+        while member.lost_servers().next().is_none() {
+            assert!(Instant::now() < until);
+            assert!(member.next_event(Instant::now() + Duration::from_millis(20)).unwrap().is_none());
+        }
+        assert_eq!(member.stats().servers[victim].state, ServerState::Lost);
+        assert!(owner.lease_anew(server) && !owner.lease_anew(server));
+        let is_back =
+            |event: &PoolEvent| matches!(event, PoolEvent::CaughtUp { server: at, .. } if *at == server);
+        wait_for(&mut owner, is_back);
+        assert_ne!(owner.lease_ticket(), before, "others hear of the new lease by its ticket");
+        assert!(member.join_anew(server, &owner.lease_ticket()));
+        wait_for(&mut member, is_back);
+        for pool in [&owner, &member] {
+            assert!((pool.stats().copies_left - 2.0).abs() < 1e-9);
+            assert_eq!(pool.lease_bytes(), ByteLen(16 * MIB));
+        }
+    }
+    owner.free_region(freed);
+    assert_eq!(fetch(&mut owner, mine, &[extent(0, 64)]), expected(&[extent(0, 64)], 1));
+    let all = [expected(&[extent(0, 32)], 2), expected(&[extent(32, 64)], 6)].concat();
+    assert_eq!(fetch(&mut member, theirs, &[extent(0, 96)]), all);
+}
+
+#[test]
+fn names_of_another_lease_are_neither_taken_over_nor_freed() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut owner = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let mut parent = Pool::connect(&PoolConfig::attach(owner.lease_ticket(), "parent")).unwrap();
+    let for_child = parent.create_region().unwrap();
+    store(&mut parent, for_child, extent(0, 64), 1);
+    // The parent does not know yet.
+    let handed = parent.hand_over(for_child).unwrap();
+    let membership = parent.membership();
+    fakes[0].restart();
+    degraded(&mut owner);
+    assert!(owner.lease_anew(ServerIndex(0)));
+    wait_for(&mut owner, |event| matches!(event, PoolEvent::Returned { .. }));
+    let own = owner.create_region().unwrap();
+    store(&mut owner, own, extent(0, 64), 2);
+    let mut child = Pool::connect(&PoolConfig::attach(owner.lease_ticket(), "child")).unwrap();
+    let taken = child.adopt_region(&handed).unwrap();
+    assert_eq!(fetch_whatever(&mut child, taken, extent(0, 64)), expected(&[extent(0, 64)], 1));
+    wait_for(&mut child, |event| matches!(event, PoolEvent::CaughtUp { .. }));
+    degraded(&mut parent);
+    assert!(parent.join_anew(ServerIndex(0), &owner.lease_ticket()));
+    wait_for(&mut parent, |event| matches!(event, PoolEvent::Returned { .. }));
+    parent.free_what_was_not_taken(&handed);
+    let departed = fakes[0].state().departed;
+    owner.dismiss(&membership);
+    parent.create_region().unwrap();
+    assert_eq!(
+        fakes[0].state().departed,
+        departed,
+        "who it was in the old run, another one is in the new one"
+    );
+    fakes[1].kill();
+    degraded(&mut child);
+    assert_eq!(fetch_whatever(&mut child, taken, extent(0, 64)), expected(&[extent(0, 64)], 1));
+    degraded(&mut owner);
+    assert_eq!(fetch(&mut owner, own, &[extent(0, 64)]), expected(&[extent(0, 64)], 2));
 }

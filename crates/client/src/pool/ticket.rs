@@ -41,22 +41,48 @@ pub struct RegionTicket {
     /// Its name is 0 where it is not there: a server that was lost to one process is lost to those that it
     /// forks. And what was stored there, and what of it servers have missed.
     pub(super) handed: HandedOver,
-    /// The lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
-    pub(super) leases: Vec<LeaseId>,
+    /// The mark of the lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
+    pub(super) leases: Vec<u64>,
+}
+
+impl LeasePart {
+    /// Tells it from the others of this server, and of other runs of it; 0: nothing is leased yet. Says too little of the
+    /// token to join by.
+    pub fn mark(&self) -> u64 {
+        if !self.is_leased() {
+            return 0;
+        }
+        (self.lease.0 ^ u64::from(rampool_wire::checksum::crc32c(&self.token.0)) << 32).max(1)
+    }
+
+    /// Whether there is a lease. A server that could not be reached has none yet.
+    pub fn is_leased(&self) -> bool {
+        self.lease.0 != 0
+    }
 }
 
 impl RegionTicket {
     /// Whether it is of these leases, as far as it says.
     pub(super) fn is_of(&self, parts: &[LeasePart]) -> bool {
-        self.leases.len() == parts.len()
-            && self.leases.iter().zip(parts).all(|(lease, part)| lease.0 == 0 || *lease == part.lease)
+        self.leases.len() == parts.len() && (0..parts.len()).all(|index| self.is_of_part(parts, index))
+    }
+
+    fn is_of_part(&self, parts: &[LeasePart], index: usize) -> bool {
+        let part = self.leases.get(index).zip(parts.get(index));
+        part.is_some_and(|(lease, part)| *lease == 0 || *lease == part.mark())
+    }
+
+    /// The region's names where it is of these leases; 0 elsewhere.
+    pub(super) fn names_at(&self, parts: &[LeasePart]) -> Vec<RegionId> {
+        self.handed.where_known(|server| self.is_of_part(parts, server.as_usize()))
     }
 }
 
 /// Who a pool is at its servers, in the pool's order; of use to other members of the same lease ([`super::Pool::dismiss`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Membership {
-    pub(super) members: Vec<MemberId>,
+    /// With the mark of the lease at each server.
+    pub(super) members: Vec<(MemberId, u64)>,
 }
 
 /// Why a text is no ticket.
@@ -140,8 +166,8 @@ impl fmt::Display for RegionTicket {
         f.write_str(REGION_MARK)?;
         for (region, lease) in self.handed.names.iter().zip(&self.leases) {
             write!(f, ";{:x}", region.0)?;
-            if lease.0 != 0 {
-                write!(f, ".{:x}", lease.0)?;
+            if *lease != 0 {
+                write!(f, ".{lease:x}")?;
             }
         }
         if !self.handed.history.stored.is_empty() {
@@ -174,7 +200,7 @@ impl FromStr for RegionTicket {
             }
             let (region, lease) = field.split_once('.').unwrap_or((field, "0"));
             ticket.handed.names.push(RegionId(number(region)?));
-            ticket.leases.push(LeaseId(number(lease)?));
+            ticket.leases.push(number(lease)?);
         }
         let servers = ticket.handed.names.len();
         if servers == 0 || ticket.handed.history.missed.len() > servers {
@@ -213,8 +239,8 @@ fn parse_pages(text: &str) -> Result<PageSet, TicketError> {
 impl fmt::Display for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(MEMBER_MARK)?;
-        for member in &self.members {
-            write!(f, ";{:x}", member.0)?;
+        for (member, lease) in &self.members {
+            write!(f, ";{:x}.{lease:x}", member.0)?;
         }
         Ok(())
     }
@@ -224,21 +250,18 @@ impl FromStr for Membership {
     type Err = TicketError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self { members: numbers(text, MEMBER_MARK)?.into_iter().map(MemberId).collect() })
+        let mut fields = text.trim().split(';');
+        if fields.next() != Some(MEMBER_MARK) {
+            return Err(TicketError::Mark);
+        }
+        let member = |field: &str| {
+            let (member, lease) = field.split_once('.')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((MemberId(number(member)?), number(lease)?))
+        };
+        let members: Vec<_> = fields.map(member).collect::<Option<_>>().ok_or(TicketError::Malformed)?;
+        if members.is_empty() { Err(TicketError::Malformed) } else { Ok(Self { members }) }
     }
-}
-
-/// At least one hexadecimal number, after a mark.
-fn numbers(text: &str, mark: &str) -> Result<Vec<u64>, TicketError> {
-    let mut fields = text.trim().split(';');
-    if fields.next() != Some(mark) {
-        return Err(TicketError::Mark);
-    }
-    let numbers: Vec<u64> = fields
-        .map(|f| u64::from_str_radix(f, 16))
-        .collect::<Result<_, _>>()
-        .map_err(|_| TicketError::Malformed)?;
-    if numbers.is_empty() { Err(TicketError::Malformed) } else { Ok(numbers) }
 }
 
 fn parse_token(text: &str) -> Option<LeaseToken> {
@@ -280,7 +303,7 @@ mod tests {
         assert!(!format!("{ticket:?}").contains("ab, ab"), "tokens stay out of logs");
         let region = RegionTicket {
             handed: HandedOver { names: vec![RegionId(7), RegionId(1 << 60)], history: History::default() },
-            leases: vec![LeaseId(0x2a), LeaseId(0)],
+            leases: vec![0x2a, 0],
         };
         assert_eq!(region.to_string(), "rampool-region-1;7.2a;1000000000000000");
         assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region.clone()));
@@ -295,8 +318,8 @@ mod tests {
         let region = RegionTicket { handed, ..region };
         assert!(region.to_string().ends_with(";s40+40,fff80+100000,;m;m46+2,"), "{region}");
         assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region));
-        let member = Membership { members: vec![MemberId(3), MemberId(0x1f)] };
-        assert_eq!(member.to_string(), "rampool-member-1;3;1f");
+        let member = Membership { members: vec![(MemberId(3), 7), (MemberId(0x1f), 0x2b)] };
+        assert_eq!(member.to_string(), "rampool-member-1;3.7;1f.2b");
         assert_eq!(member.to_string().parse::<Membership>(), Ok(member));
     }
 

@@ -70,7 +70,19 @@ pub struct Fake {
 
 impl Fake {
     pub fn start(lendable: u64) -> Self {
-        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        Self::start_at(&"127.0.0.1:0".parse().unwrap(), lendable, 1)
+    }
+
+    /// Ends the server; another run begins at its address, with nothing of what it had, and the same numbers.
+    pub fn restart(&mut self) {
+        self.kill();
+        let lendable = self.state().lendable;
+        let run = self.state().token.0[0];
+        *self = Self::start_at(&self.endpoint.clone(), lendable, run + 1);
+    }
+
+    fn start_at(endpoint: &Endpoint, lendable: u64, run: u8) -> Self {
+        let listener = Listener::bind(endpoint).unwrap();
         let endpoint = listener.endpoint().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let state = Arc::new(Mutex::new(State {
@@ -83,7 +95,7 @@ impl Fake {
             order: Vec::new(),
             most: (0, 0),
             next_region: 1,
-            token: LeaseToken([9; 16]),
+            token: LeaseToken([run; 16]),
         }));
         let thread = {
             let (state, stop) = (state.clone(), stop.clone());
@@ -324,7 +336,7 @@ impl Connection {
             lease: LeaseId(1),
             token: state.token,
             member: MemberId(state.members),
-            server: 1,
+            server: state.token.0[0].into(),
             lease_bytes: state.lent,
             max_requests: MAX_REQUESTS,
             max_bytes: MAX_BYTES,
