@@ -222,6 +222,48 @@ def each_server_in_turn_goes_and_comes_back(world, scale):
         check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
 
 
+def restart(world, server):
+    """Another run of a server, at the same address, with nothing of what the first one had."""
+    server.kill()
+    return world.serve("900M", listen=server.address, name="again")
+
+
+AGAIN = "every page has 2 copies again"
+
+
+def restarts_in_turn(world, running, servers, rounds, what, pause_s=0.5):
+    """Each server in turn is restarted, once the run has all copies again. True: the program ran to the last of them."""
+    for round in range(rounds):
+        time.sleep(pause_s)
+        if running.ended():
+            return False
+        at = round % len(servers)
+        servers[at] = restart(world, servers[at])
+        since = time.monotonic()
+        wait_until(f"{what}: two copies again after restart {round}: {running.said()}", lambda: running.said().count(AGAIN) > round or running.ended(), 90)
+        if running.ended():
+            return False
+        check(running.said().count(AGAIN) == round + 1, f"{what}: it is said more than once: {running.said()}")
+        check(time.monotonic() - since < 90, what)
+    return True
+
+
+@suite.test()
+def each_server_is_restarted_in_turn_twice(world, scale):
+    """As every upgrade does. A server that comes back with nothing is used again, so none of them is missed."""
+    for number in scale.pick((2, 3), (2,)):
+        servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
+        running = steady(world, servers)
+        check(restarts_in_turn(world, running, servers, number * 2, f"{number} servers"), f"{number} servers: it ended: {running.said()}")
+        # Any of them has all of its pages.
+        servers[scale.seed % number].kill()
+        time.sleep(2)
+        check(not running.ended(), f"{number} servers: it ended with a loss: {running.said()}")
+        running.process.send_signal(signal.SIGKILL)
+        outcome = running.finish(60)
+        check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+
+
 @suite.test()
 def both_copies_are_lost(world, scale):
     for first_how in ("killed", "stopped"):

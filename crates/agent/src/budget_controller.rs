@@ -20,6 +20,7 @@ use crate::ending::Ending;
 use crate::exclusion::Standstill;
 use crate::line::{self, Line};
 use crate::priority::ThreadPriority;
+use crate::rejoining::Rejoining;
 use crate::report::end_process;
 use crate::{report, requests, scan};
 
@@ -73,8 +74,7 @@ pub struct BudgetController {
     /// The line to the fork fallback, which serves the children that outlive this process.
     fallback: Option<FallbackLine>,
     priority: ThreadPriority,
-    /// Held as long as the process lives.
-    _signature: Option<Signature>,
+    rejoining: Rejoining,
 }
 
 impl BudgetController {
@@ -101,7 +101,7 @@ impl BudgetController {
             full_reported: false,
             fallback,
             priority,
-            _signature: signature,
+            rejoining: Rejoining::new(signature),
         }
     }
 
@@ -231,6 +231,7 @@ fn grow_lease(pager: &mut Pager<Pool>) -> bool {
 impl Supervisor<Pool> for BudgetController {
     fn tick(&mut self, pager: &mut Pager<Pool>) -> Duration {
         self.ending.look();
+        self.rejoining.look(pager, self.settings);
         let mut other = self.other_pages(pager);
         let grown = other > self.other_at_scan + LEAST_GROWTH_PAGES;
         if grown {

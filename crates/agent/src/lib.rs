@@ -31,6 +31,7 @@ mod heap;
 mod line;
 mod next;
 mod priority;
+mod rejoining;
 mod report;
 mod requests;
 mod scan;

@@ -313,7 +313,12 @@ fn start_pager(
     table: Option<(usize, usize)>,
 ) -> Result<(Pager<Pool>, BudgetController), String> {
     let kept_open = inheritance.as_ref().and_then(|inheritance| inheritance.faults.keep_open());
-    let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
+    // A server may have been leased anew since this program, or the one that it was forked from, began.
+    let ticket = match settings.ticket.copies() {
+        2.. => Settings::read(&settings.run_dir).map_or_else(|_| settings.ticket.clone(), |now| now.ticket),
+        _ => settings.ticket.clone(),
+    };
+    let mut config = PoolConfig::attach(ticket, report::program_name());
     config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
     config.compression = settings.compression;
     config.key = tools.key;
@@ -324,6 +329,7 @@ fn start_pager(
     if let Some(inheritance) = &inheritance {
         config.to_adopt(&inheritance.region);
     }
+    config.without_silent(&Settings::read_silent(&settings.run_dir));
     let mut pool = or_end(settings, Pool::connect(&config));
     let paged = PagedConfig {
         local_bytes: settings.local_bytes,

@@ -18,6 +18,7 @@ use rampool_run::process_registry::ProcessRegistry;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::run::redundancy::Redundancy;
 use crate::run::{Begun, Options, caretaker};
 
 /// Lease memory for a process that runs already, until it ends.
@@ -72,9 +73,11 @@ pub fn run(args: &Args) -> Result<i32> {
             return Err(error);
         }
     };
-    wait(&watched, &mut pool, &registry, &mut fork_fallback)?;
+    let mut redundancy = Redundancy::new(settings);
+    wait(&watched, &mut pool, &mut redundancy, &registry, &mut fork_fallback)?;
     caretaker::end(
         pool,
+        redundancy,
         &registry,
         fork_fallback,
         run_dir,
@@ -88,6 +91,7 @@ pub fn run(args: &Args) -> Result<i32> {
 fn wait(
     watched: &OwnedFd,
     pool: &mut Pool,
+    redundancy: &mut Redundancy,
     registry: &ProcessRegistry,
     fork_fallback: &mut ForkFallback,
 ) -> Result<()> {
@@ -98,6 +102,7 @@ fn wait(
         if called.elapsed() > caretaker::CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(registry, pool);
+            redundancy.look(pool);
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_EVERY.subsec_nanos()) };
         match poll(&mut [PollFd::new(watched, PollFlags::IN)], Some(&timeout)) {

@@ -1,6 +1,7 @@
 //! `rampool run`: starts an unmodified program in more memory than this machine provides.
 
 pub mod caretaker;
+pub mod redundancy;
 mod shared_memory;
 mod unmanaged;
 
@@ -28,6 +29,7 @@ use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
+use self::redundancy::Redundancy;
 use crate::program::{Found, ProgramError, SHELL};
 use crate::rundir::RunDir;
 use crate::signals::Signals;
@@ -171,9 +173,11 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
     let mut later = caretaker::Later::than(process.cast_unsigned());
+    let mut redundancy = Redundancy::new(settings);
     let Ended { status, most_resident } = wait(
         &mut later,
         &mut pool,
+        &mut redundancy,
         &registry,
         &mut fork_fallback,
         &mut unmanaged,
@@ -210,7 +214,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         }
     }
-    caretaker::end(pool, &registry, fork_fallback, run_dir, private, later);
+    caretaker::end(pool, redundancy, &registry, fork_fallback, run_dir, private, later);
     finish(status)
 }
 
@@ -456,6 +460,7 @@ struct Ended {
 fn wait(
     later: &mut caretaker::Later,
     pool: &mut Pool,
+    redundancy: &mut Redundancy,
     registry: &ProcessRegistry,
     fork_fallback: &mut ForkFallback,
     unmanaged: &mut Unmanaged,
@@ -468,7 +473,6 @@ fn wait(
     let mut line = summary::ProgressLine::default();
     let mut told_to_end: Option<(Instant, u64)> = None;
     let mut said_to_be_slow = false;
-    let mut missed = caretaker::Missed::default();
     loop {
         caretaker::serve_pool(pool);
         let mut raw = 0;
@@ -506,9 +510,7 @@ fn wait(
         if called.elapsed() > caretaker::CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(registry, pool);
-            if pool.copies() > 1 {
-                missed.look(pool.copies(), &run_dir.read_stats());
-            }
+            redundancy.look(pool);
         }
         // The pool judges silence by the times at which it is looked at.
         let due = pool.next_deadline().map(|due| due.saturating_duration_since(Instant::now()));

@@ -972,10 +972,10 @@ impl Pool {
             bytes(|link| link.in_place_pages),
             servers().map(|link| link.latency.by_powers()),
         );
-        let lost = self.shell.servers.iter().filter(|server| !server.is_there()).count();
+        let lost = self.shell.servers.iter().map(|server| !server.is_there());
         let there = self.shell.servers.iter().filter(|server| server.lost.is_none());
         let missed = there.map(|server| self.shell.client.missed_pages(server.index).0).sum();
-        to.copies(bytes(|link| link.moved), lost as u64, missed);
+        to.copies(bytes(|link| link.moved), lost, missed);
     }
 
     #[must_use]

@@ -94,7 +94,7 @@ macro_rules! counters {
         impl StatsSnapshot {
             /// Adds another process's counters to these.
             pub fn add(&mut self, other: &Self) {
-                $(self.$name += other.$name;)*
+                $(self.$name = self.$name.wrapping_add(other.$name);)*
                 add_times(&mut self.fault_latency, &other.fault_latency);
                 for (mine, theirs) in self.server_latency.iter_mut().zip(&other.server_latency) {
                     add_times(mine, theirs);
@@ -193,11 +193,13 @@ counters! {
     lost_servers,
     /// Pages that servers have missed and have not got yet (a level).
     missed_pages,
+    /// Those servers, of the first 64, that are lost or absent: a bit each (a level; means nothing in sums).
+    lost_mask,
 }
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 7;
+    pub const VERSION: u64 = 8;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -264,7 +266,13 @@ impl PagerStats {
     }
 
     /// What the pool counts of servers that did not answer.
-    pub fn copies(&self, moved_requests: u64, lost_servers: u64, missed_pages: u64) {
+    pub fn copies(&self, moved_requests: u64, lost: impl Iterator<Item = bool>, missed_pages: u64) {
+        let mask = |(mask, bit): (u64, u32), lost: bool| {
+            (mask | u64::from(lost).checked_shl(bit).unwrap_or(0), bit + 1)
+        };
+        let mut lost_servers = 0;
+        let (mask, _) = lost.inspect(|lost| lost_servers += u64::from(*lost)).fold((0, 0), mask);
+        self.page.lost_mask.store(mask, Relaxed);
         self.page.moved_requests.store(moved_requests, Relaxed);
         self.page.lost_servers.store(lost_servers, Relaxed);
         self.page.missed_pages.store(missed_pages, Relaxed);

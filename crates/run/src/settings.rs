@@ -1,7 +1,8 @@
 //! What `rampool run` tells the agent inside the programs that it starts.
 //!
 //! One file, `settings`, in a directory that only its owner can read; the environment variable
-//! [`RUN_DIR_VARIABLE`] names the directory. The text is `name = value`, a line each. Every process of the
+//! [`RUN_DIR_VARIABLE`] names the directory. The text is `name = value`, a line each. It changes when a server that was
+//! lost is leased anew: processes that have lost one look there. The file `silent` has a byte for each server. Every process of the
 //! run publishes its counters there as `PID.stats`, and its last words as `PID.lost`.
 
 use std::io::Write;
@@ -59,20 +60,35 @@ pub enum SettingsError {
     Ticket { path: PathBuf, source: TicketError },
 }
 
+/// A byte for each server of the ticket.
+const SILENT: &str = "silent";
+
+/// Puts a file, readable by its owner only, in the place of the one before.
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), SettingsError> {
+    let new = path.with_extension("new");
+    let write = || {
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(bytes)?;
+        std::fs::rename(&new, path)
+    };
+    write().map_err(|source| SettingsError::Io { path: path.to_owned(), source })
+}
+
 impl Settings {
     fn path(run_dir: &Path) -> PathBuf {
         run_dir.join("settings")
     }
 
-    /// Writes the file, readable by its owner only.
+    /// Writes the file, readable by its owner only. Who reads meanwhile reads the one before.
     ///
     /// # Errors
     /// [`SettingsError::Io`].
     pub fn write(&self) -> Result<(), SettingsError> {
-        let path = Self::path(&self.run_dir);
-        let io = |source| SettingsError::Io { path: path.clone(), source };
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
+        replace(&Self::path(&self.run_dir), self.text().as_bytes())
+    }
+
+    fn text(&self) -> String {
         let mut text = format!(
             "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nfault_mode = {}\nevict_by_copy = {}\nverify = {}\nop_deadline_ms = {}\n\
              compression = {}\nspin_us = {}\nfollow_faults = {}\n",
@@ -93,7 +109,7 @@ impl Settings {
         if let Some(key) = &self.key_file {
             text.push_str(&format!("key_file = {}\n", key.display()));
         }
-        file.write_all(text.as_bytes()).map_err(io)
+        text
     }
 
     /// Reads what [`Settings::write`] wrote.
@@ -140,6 +156,22 @@ impl Settings {
             spin_us: field(&path, "spin_us", find("spin_us"))?,
             follow_faults: field(&path, "follow_faults", find("follow_faults"))?,
         })
+    }
+
+    /// Says which servers are silent, as far as the run's processes know, so that new ones do not wait for them.
+    ///
+    /// # Errors
+    /// [`SettingsError::Io`].
+    pub fn write_silent(run_dir: &Path, silent: &[bool]) -> Result<(), SettingsError> {
+        let bytes: Vec<u8> = silent.iter().map(|silent| if *silent { b'1' } else { b'0' }).collect();
+        replace(&run_dir.join(SILENT), &bytes)
+    }
+
+    /// What was said last; nothing: that all are well.
+    #[must_use]
+    pub fn read_silent(run_dir: &Path) -> Vec<bool> {
+        let bytes = std::fs::read(run_dir.join(SILENT)).unwrap_or_default();
+        bytes.iter().map(|byte| *byte == b'1').collect()
     }
 
     /// Where process `pid` of the run publishes its counters.

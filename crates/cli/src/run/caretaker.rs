@@ -10,12 +10,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rampool_client::pool::{Pool, PoolEvent};
-use rampool_client::stats::StatsSnapshot;
 use rampool_kernel::words::remark;
 use rampool_run::fork_fallback::ForkFallback;
 use rampool_run::process_registry::ProcessRegistry;
 
 use super::PrivateServer;
+use super::redundancy::Redundancy;
 use crate::rundir::{self, RunDir};
 
 /// How long processes that the program leaves behind may take to end or to register.
@@ -37,7 +37,7 @@ pub fn serve_pool(pool: &mut Pool) {
                 "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
             )),
             PoolEvent::Degraded { name, reason, .. } => remark(&format!(
-                "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each from now on"
+                "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each until it is back"
             )),
             PoolEvent::Absent { name, reason, .. } => remark(&format!(
                 "rampool: server {name} does not answer: {reason}. The program goes on without it until it is back: other servers have all of its pages"
@@ -46,23 +46,6 @@ pub fn serve_pool(pool: &mut Pool) {
                 remark(&format!("rampool: server {name} is back, and gets the pages that it has missed"));
             }
             _ => {}
-        }
-    }
-}
-
-/// Says when servers have got what they had missed.
-#[derive(Default)]
-pub struct Missed {
-    some: bool,
-}
-
-impl Missed {
-    pub fn look(&mut self, copies: u8, processes: &[StatsSnapshot]) {
-        let lives = |process: &&StatsSnapshot| Path::new("/proc").join(process.pid.to_string()).exists();
-        let has_missed = |process: &StatsSnapshot| process.missed_pages > 0 || process.lost_servers > 0;
-        let some = processes.iter().filter(lives).any(has_missed);
-        if std::mem::replace(&mut self.some, some) && !some {
-            remark(&format!("rampool: every page has {copies} copies again"));
         }
     }
 }
@@ -80,6 +63,7 @@ pub fn dismiss_gone(registry: &ProcessRegistry, pool: &mut Pool) -> usize {
 /// caretaker does so after them.
 pub fn end(
     mut pool: Pool,
+    mut redundancy: Redundancy,
     registry: &ProcessRegistry,
     mut fork_fallback: ForkFallback,
     run_dir: RunDir,
@@ -96,7 +80,7 @@ pub fn end(
         }
         if caretaker == 0 {
             leave_terminal();
-            take_care(&mut pool, registry, &mut fork_fallback);
+            take_care(&mut pool, &mut redundancy, registry, &mut fork_fallback);
             pool.close();
             drop((private, run_dir));
             // SAFETY: ends the copy without the exit handlers of the original.
@@ -200,11 +184,17 @@ fn is_needed(fork_fallback: &mut ForkFallback) -> bool {
     fork_fallback.is_needed()
 }
 
-fn take_care(pool: &mut Pool, registry: &ProcessRegistry, fork_fallback: &mut ForkFallback) {
+fn take_care(
+    pool: &mut Pool,
+    redundancy: &mut Redundancy,
+    registry: &ProcessRegistry,
+    fork_fallback: &mut ForkFallback,
+) {
     while dismiss_gone(registry, pool) > 0 || is_needed(fork_fallback) {
         let until = Instant::now() + LOOK_EVERY;
         // Messages would have no reader here. A socket that cannot be watched belongs to a lost server.
         while pool.next_event(until).is_ok_and(|event| event.is_some()) {}
+        redundancy.look(pool);
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
     }
 }

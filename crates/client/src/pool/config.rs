@@ -87,6 +87,15 @@ impl PoolConfig {
         self.without = region.handed.names.iter().map(|name| name.0 == 0).collect();
     }
 
+    /// Does without a server at first that is said not to answer, where that is one: the other holders of its pages are
+    /// there. It is joined when it can be reached.
+    pub fn without_silent(&mut self, silent: &[bool]) {
+        let without = self.without.iter().zip(silent).any(|(without, silent)| *without && !silent);
+        if !without && silent.iter().filter(|silent| **silent).count() == 1 {
+            self.without = silent.to_vec();
+        }
+    }
+
     fn with_lease(lease: LeaseRequest) -> Self {
         Self {
             lease,

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use rampool_paging::placement::ServerIndex;
 use rampool_session::{HandedOver, History, PageSet};
 use rampool_wire::frame::{LeaseId, LeaseToken, MAX_PAGE_INDEX, MemberId, RegionId};
 use rampool_wire::units::ByteLen;
@@ -148,6 +149,19 @@ impl LeaseTicket {
     /// The servers that the lease lies on, in the pool's order.
     pub fn servers(&self) -> impl Iterator<Item = &ServerSpec> {
         self.parts.iter().map(|part| &part.server)
+    }
+
+    /// On how many servers each page lies.
+    #[must_use]
+    pub fn copies(&self) -> u8 {
+        self.copies
+    }
+
+    /// Whether both tickets have the same lease at this server.
+    #[must_use]
+    pub fn is_same_at(&self, other: &Self, server: ServerIndex) -> bool {
+        let mark = |ticket: &Self| ticket.parts.get(server.as_usize()).map(LeasePart::mark);
+        mark(self) == mark(other)
     }
 
     /// What the lease is called there, in the same order.

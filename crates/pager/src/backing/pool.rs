@@ -1,5 +1,6 @@
 //! The pool of memory servers behind a pager.
 
+use rampool_paging::placement::ServerIndex;
 use rampool_wire::units::{ByteLen, Extent};
 
 use super::{Backing, BackingEvent};
@@ -27,6 +28,11 @@ impl Pager<Pool> {
     pub fn hand_over_region(&mut self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
         assert!(region != self.region, "a pager's own region is used by it");
         self.backing.hand_over(region)
+    }
+
+    /// As [`Pool::join_anew`].
+    pub fn join_anew(&mut self, server: ServerIndex, ticket: &LeaseTicket) -> bool {
+        self.backing.join_anew(server, ticket)
     }
 
     /// As [`Pool::free_what_was_not_taken`].

@@ -1,0 +1,60 @@
+//! Servers that this process has lost are joined anew, once there is a lease of the run again.
+//!
+//! The process that owns the run's lease knocks at servers that are lost, and says in the run's directory where it has
+//! leased memory anew, and which servers are silent. A process looks there while it has lost one.
+
+use std::time::{Duration, Instant};
+
+use rampool_client::pool::{Membership, Pool};
+use rampool_pager::pager::Pager;
+use rampool_run::process_registry::Signature;
+use rampool_run::settings::Settings;
+
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often the lease that was lost is tried again: the server may have given up this process alone.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+
+pub struct Rejoining {
+    looked: Instant,
+    tried_again: Instant,
+    /// Held as long as the process lives.
+    signature: Option<Signature>,
+    /// Who the run knows that this process is.
+    told: Option<Membership>,
+}
+
+impl Rejoining {
+    pub fn new(signature: Option<Signature>) -> Self {
+        Self { looked: Instant::now(), tried_again: Instant::now(), signature, told: None }
+    }
+
+    pub fn look(&mut self, pager: &mut Pager<Pool>, settings: &Settings) {
+        if pager.backing().copies() < 2 || self.looked.elapsed() < LOOK_EVERY {
+            return;
+        }
+        self.looked = Instant::now();
+        let membership = pager.backing().membership();
+        if self.told.as_ref() != Some(&membership)
+            && let Some(signature) = &mut self.signature
+        {
+            // A run that does not know this member keeps its pages for the grace time, no more.
+            let _ = signature.joined(&membership);
+            self.told = Some(membership);
+        }
+        let lost: Vec<_> = pager.backing().lost_servers().collect();
+        if lost.is_empty() {
+            return;
+        }
+        // Without the rights to read it, the process goes on as it is.
+        let Ok(Settings { ticket, .. }) = Settings::read(&settings.run_dir) else { return };
+        let again = self.tried_again.elapsed() >= TRY_AGAIN;
+        if again {
+            self.tried_again = Instant::now();
+        }
+        for server in lost {
+            if again || !ticket.is_same_at(&pager.backing().lease_ticket(), server) {
+                pager.join_anew(server, &ticket);
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are back, and
+//! tells the processes of the run.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rampool_client::pool::{Pool, ServerState, ServerStats};
+use rampool_client::stats::StatsSnapshot;
+use rampool_kernel::words::remark;
+use rampool_run::settings::Settings;
+
+use crate::rundir;
+
+/// How often a lost server is tried again.
+const KNOCK_EVERY: Duration = Duration::from_secs(1);
+
+pub struct Redundancy {
+    settings: Settings,
+    knocked: Instant,
+    silent: Vec<bool>,
+    misses: bool,
+}
+
+impl Redundancy {
+    pub fn new(settings: Settings) -> Self {
+        let silent = vec![false; settings.ticket.servers().count()];
+        Self { settings, knocked: Instant::now(), silent, misses: false }
+    }
+
+    /// Call this several times a second.
+    pub fn look(&mut self, pool: &mut Pool) {
+        if pool.copies() < 2 {
+            return;
+        }
+        let ticket = pool.lease_ticket();
+        if ticket != self.settings.ticket {
+            self.settings.ticket = ticket;
+            if let Err(error) = self.settings.write() {
+                remark(&format!(
+                    "rampool: the run's processes do not hear of a server that is back: {error}"
+                ));
+            }
+        }
+        let mut processes = rundir::read_stats(&self.settings.run_dir);
+        processes.retain(|process| Path::new("/proc").join(process.pid.to_string()).exists());
+        self.tell_silent(pool, &processes);
+        self.tell_whole(pool, &processes);
+        if self.knocked.elapsed() >= KNOCK_EVERY {
+            self.knocked = Instant::now();
+            for server in pool.lost_servers().collect::<Vec<_>>() {
+                pool.lease_anew(server);
+            }
+        }
+    }
+
+    /// Processes that begin now do not wait for servers that do not answer others.
+    fn tell_silent(&mut self, pool: &Pool, processes: &[StatsSnapshot]) {
+        let mask = processes.iter().fold(0, |mask, process| mask | process.lost_mask);
+        let is_out = |(index, server): (u32, ServerStats)| {
+            let is_lost = matches!(server.state, ServerState::Lost | ServerState::Absent);
+            is_lost || 1u64.checked_shl(index).unwrap_or(0) & mask != 0
+        };
+        let silent: Vec<bool> = (0..).zip(pool.stats().servers).map(is_out).collect();
+        if silent != self.silent && Settings::write_silent(&self.settings.run_dir, &silent).is_ok() {
+            self.silent = silent;
+        }
+    }
+
+    /// Says once when every page has all of its copies again.
+    fn tell_whole(&mut self, pool: &Pool, processes: &[StatsSnapshot]) {
+        let has_missed = |process: &StatsSnapshot| process.missed_pages > 0 || process.lost_servers > 0;
+        let is_well = |state| matches!(state, ServerState::Well | ServerState::CatchingUp);
+        let misses =
+            processes.iter().any(has_missed) || !pool.stats().servers.iter().all(|of| is_well(of.state));
+        if std::mem::replace(&mut self.misses, misses) && !misses {
+            remark(&format!("rampool: every page has {} copies again", pool.copies()));
+        }
+    }
+}
