@@ -265,6 +265,26 @@ def each_server_is_restarted_in_turn_twice(world, scale):
 
 
 @suite.test()
+def torture_survives_restarts(world, scale):
+    """Each server in turn, twice, under threads and forks, every byte checked. Longer until the last restart is within the run."""
+    for number in scale.pick((2, 3), (2,)):
+        steps = scale.pick(20000, 6000)
+        for _ in range(5):
+            servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
+            argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, scale.pick(120, 40)]
+            running = world.start(argv, local=10 * MIB, servers=servers, options=["--memory", "800M"])
+            running.managed_pids(timeout=60)
+            in_time = restarts_in_turn(world, running, servers, number * 2, "torture")
+            outcome = running.finish(600)
+            check(outcome.code == 0 and outcome.faults() > 0, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
+            scale.note(f"{number} servers, {steps} steps: {outcome.wall:.1f} s{'' if in_time else ', too short'}")
+            if in_time:
+                break
+            steps *= 3
+        check(in_time, f"{number} servers: the program always ended before the last restart")
+
+
+@suite.test()
 def both_copies_are_lost(world, scale):
     for first_how in ("killed", "stopped"):
         servers = [world.serve("2G", name=name) for name in ("first", "second")]

@@ -331,6 +331,13 @@ impl Options {
         if self.servers.len() > 1 {
             say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
         }
+        for server in pool.lost_servers() {
+            let name = pool.servers().nth(server.as_usize()).unwrap_or_default();
+            let reason = pool.why_lost(server).map(ToString::to_string).unwrap_or_default();
+            say_line(&format!(
+                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it when it is; until then the pages that it is to hold have one copy each"
+            ));
+        }
 
         let settings = Settings {
             run_dir: run_dir.path().to_owned(),

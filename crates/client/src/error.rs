@@ -35,6 +35,13 @@ impl ConnectError {
         }
     }
 
+    /// Whether the server is down, or its machine cannot be reached.
+    pub(crate) fn is_down(&self) -> bool {
+        use ConnectReason::{Broken, Deadline, NotThere};
+        let Self::Server { reason, .. } = self else { return false };
+        matches!(reason, NotThere(_) | Broken(_) | Deadline { operation: Operation::Connect, .. })
+    }
+
     /// Whether trying again makes sense: the server was there, and the way to it broke.
     pub(crate) fn may_pass(&self) -> bool {
         let Self::Server { reason, .. } = self else { return false };
@@ -52,8 +59,10 @@ impl ConnectError {
 pub enum ConnectReason {
     #[error("its name {host:?} cannot be resolved: {error}")]
     Resolve { host: String, error: String },
-    /// No listener there, no route, a wrong key, a version that does not fit: any error that ends a
-    /// connection before it is usable.
+    /// Nobody listens there.
+    #[error("{0}")]
+    NotThere(String),
+    /// A wrong key, a version that does not fit: any error that ends a connection before it is usable.
     #[error("{0}")]
     Link(String),
     /// The peer may exist, but the connection broke before it was usable, or was refused a place. A retry may

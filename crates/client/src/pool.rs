@@ -45,8 +45,8 @@ use std::time::{Duration, Instant};
 
 use rampool_paging::placement::{Holders, Placement, ServerIndex, Shortage, Want, apportion, share_copies};
 use rampool_wire::frame::{
-    AttachLease, Granted, MAX_NAME_BYTES, MAX_PAGE_INDEX, MemberId, Opcode, OpenLease, RegionId, Status,
-    parse_message,
+    AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MAX_PAGE_INDEX, MemberId, Opcode, OpenLease,
+    RegionId, Status, parse_message,
 };
 use rampool_wire::session::features;
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex, push_page};
@@ -208,8 +208,16 @@ impl Pool {
             return Err(ConnectError::NoServers);
         }
         let mut pool = Self::unleased(config, reach, name)?;
+        // One may be down: the other holders of its pages are there.
+        let mut down: Option<ConnectError> = None;
         for server in servers {
-            pool.add_server(config, reach, &server.endpoint)?;
+            match pool.add_server(config, reach, &server.endpoint) {
+                Err(error) if down.is_none() && config.copies != Copies::One && error.is_down() => {
+                    pool.add_down(config, &server.endpoint, &error);
+                    down = Some(error);
+                }
+                added => added?,
+            }
         }
         let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
         pool.ticket.copies = match config.copies {
@@ -223,20 +231,38 @@ impl Pool {
             Err(ConnectError::TooLittle { .. }
                 | ConnectError::Server { reason: ConnectReason::Refused { .. }, .. })
         );
-        if too_little && pool.ticket.copies == 2 && config.copies == Copies::TwoIfTheyFit {
+        if too_little && down.is_none() && pool.ticket.copies == 2 && config.copies == Copies::TwoIfTheyFit {
             pool.ticket.copies = 1;
             shared = pool.lease_shares(config, reach, servers, bytes, name, &mut granted);
         }
-        match shared {
+        // With one copy there is none without it.
+        let needed = down.filter(|_| pool.ticket.copies < 2);
+        match shared.and_then(|()| needed.map_or(Ok(()), Err)) {
             Ok(()) => pool.settle(config, servers, granted),
             Err(error) => {
                 // What others have granted would lie idle for the grace time.
-                for server in (0..granted.len()).filter(|server| granted[*server].is_some()) {
+                let is_leased =
+                    |granted: &Option<Granted>| granted.as_ref().is_some_and(|of| of.lease.0 != 0);
+                for server in (0..granted.len()).filter(|server| is_leased(&granted[*server])) {
                     let _ = pool.ask_one(config, server, Opcode::Goodbye, 0, &[]);
                 }
                 Err(error)
             }
         }
+    }
+
+    /// A server that is to have its share of a new lease when it is there.
+    fn add_down(&mut self, config: &PoolConfig, endpoint: &Endpoint, error: &ConnectError) {
+        let now = self.shell.time(Instant::now());
+        let index = self.shell.client.add_absent(config.op_deadline, now);
+        let mut server = Server::absent(index, endpoint.to_string());
+        // Whoever opens the pool says so.
+        server.is_renewed = true;
+        server.why = Some(match error {
+            ConnectError::Server { reason, .. } => LostReason::Io(reason.to_string()),
+            other => LostReason::Io(other.to_string()),
+        });
+        self.shell.servers.push(server);
     }
 
     /// Leases from each server its share, of `bytes` in all.
@@ -259,6 +285,10 @@ impl Pool {
                 let share = ByteLen::from_pages(*share).0;
                 let refused = match &mut granted[i] {
                     Some(grant) if grant.lease_bytes == share => None,
+                    granted if self.shell.servers[i].link.is_none() => {
+                        *granted = Some(no_lease(share));
+                        None
+                    }
                     Some(grant) => {
                         let reply = self.ask_one(config, i, Opcode::ResizeLease, share, &[])?;
                         let refused = refusal(&self.shell.servers[i].name, &reply, Operation::ResizeLease)?;
@@ -383,9 +413,11 @@ impl Pool {
     /// There is no lease at this server yet; whoever owns that of the others opens one.
     fn has_no_lease(&mut self, index: usize) {
         let server = &mut self.shell.servers[index];
-        server.is_renewed = true;
-        let server = server.index;
-        self.shell.hear(Instant::now(), Input::Lose { server });
+        if server.lost.is_none() {
+            server.is_renewed = true;
+            let server = server.index;
+            self.shell.hear(Instant::now(), Input::Lose { server });
+        }
     }
 
     /// As [`Self::add_server`]. Where another server has the same pages, the attempts end soon.
@@ -483,6 +515,9 @@ impl Pool {
                     deadline: config.connect_deadline,
                 },
                 broken if broken.may_pass() => ConnectReason::Broken(broken.to_string()),
+                HandshakeError::Connect(error) => {
+                    ConnectReason::NotThere(HandshakeError::Connect(error).to_string())
+                }
                 other => ConnectReason::Link(other.to_string()),
             };
             ConnectError::Server { server: name.clone(), reason }
@@ -568,6 +603,7 @@ impl Pool {
                 (Some(Peer::Tcp(address)), _) => {
                     Endpoint::Tcp { host: address.ip().to_string(), port: address.port() }
                 }
+                (None, endpoint) => in_numbers(endpoint),
                 _ => spec.endpoint.clone(),
             };
             let lent = ServerSpec { endpoint, memory: Some(ByteLen(granted.lease_bytes)) };
@@ -577,6 +613,12 @@ impl Pool {
         }
         let placement = Placement::new(&self.ticket.weights(), config.stripe_pages, self.ticket.copies)?;
         self.use_placement(placement);
+        let parts = 0..self.ticket.parts.len();
+        for index in parts.filter(|index| !self.ticket.parts[*index].is_leased()).collect::<Vec<_>>() {
+            let place = later_place(&self.reach, &self.ticket.parts[index], &self.name);
+            self.shell.servers[index].place = place.map(Box::new);
+            self.has_no_lease(index);
+        }
         Ok(self)
     }
 
@@ -1080,6 +1122,12 @@ impl Pool {
         }
     }
 
+    /// Why a server is lost.
+    #[must_use]
+    pub fn why_lost(&self, server: ServerIndex) -> Option<&LostReason> {
+        self.shell.servers.get(server.as_usize())?.lost.as_ref()
+    }
+
     /// Servers that are lost, and could be joined anew.
     pub fn lost_servers(&self) -> impl Iterator<Item = ServerIndex> {
         let lost = self.shell.servers.iter().filter(|server| server.lost.is_some() && server.place.is_some());
@@ -1367,6 +1415,30 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// What a server that is down has granted: a share of a lease that is not there yet.
+fn no_lease(share: u64) -> Granted {
+    Granted {
+        lease: LeaseId(0),
+        token: LeaseToken([0; 16]),
+        member: MemberId(0),
+        server: 0,
+        lease_bytes: share,
+        max_requests: 0,
+        max_bytes: 0,
+        grace_ms: 0,
+        heartbeat_ms: 0,
+    }
+}
+
+/// The same endpoint without a name, if that can be resolved: later it is asked for without waiting.
+fn in_numbers(endpoint: &Endpoint) -> Endpoint {
+    use std::net::ToSocketAddrs;
+    let Endpoint::Tcp { host, port } = endpoint else { return endpoint.clone() };
+    let found = (host.as_str(), *port).to_socket_addrs().ok().and_then(|mut found| found.next());
+    let host = found.map_or_else(|| host.clone(), |address| address.ip().to_string());
+    Endpoint::Tcp { host, port: *port }
 }
 
 /// How a server that cannot be reached now is reached later.

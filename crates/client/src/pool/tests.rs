@@ -173,7 +173,7 @@ fn a_server_that_is_not_there_is_named() {
     let mut fake = Fake::start(MIB);
     fake.kill();
     match Pool::connect(&config(&[&fake], MIB)).err().unwrap() {
-        ConnectError::Server { server, reason: ConnectReason::Link(_) } => {
+        ConnectError::Server { server, reason: ConnectReason::NotThere(_) } => {
             assert_eq!(server, fake.endpoint.to_string())
         }
         other => panic!("{other}"),
@@ -985,4 +985,44 @@ fn names_of_another_lease_are_neither_taken_over_nor_freed() {
     assert_eq!(fetch_whatever(&mut child, taken, extent(0, 64)), expected(&[extent(0, 64)], 1));
     degraded(&mut owner);
     assert_eq!(fetch(&mut owner, own, &[extent(0, 64)]), expected(&[extent(0, 64)], 2));
+}
+
+#[test]
+fn a_pool_begins_without_one_of_its_servers_and_uses_it_when_it_is_there() {
+    for down in 0..3 {
+        let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
+        fakes[down].kill();
+        let wish = two_copies(&[&fakes[0], &fakes[1], &fakes[2]]);
+        let server = ServerIndex(u16::try_from(down).unwrap());
+        let mut owner = Pool::connect(&wish).unwrap();
+        assert_eq!(owner.lost_servers().collect::<Vec<_>>(), [server]);
+        assert!(matches!(owner.why_lost(server), Some(LostReason::Io(_))));
+        let mut member = Pool::connect(&PoolConfig::attach(owner.lease_ticket(), "member")).unwrap();
+        let regions = [owner.create_region().unwrap(), member.create_region().unwrap()];
+        store(&mut owner, regions[0], extent(0, 96), 1);
+        store(&mut member, regions[1], extent(0, 96), 2);
+        assert!(!member.join_anew(server, &owner.lease_ticket()), "there is no lease yet");
+        fakes[down].restart();
+        assert!(owner.lease_anew(server));
+        let is_whole =
+            |event: &PoolEvent| matches!(event, PoolEvent::CaughtUp { server: at, .. } if *at == server);
+        wait_for(&mut owner, is_whole);
+        assert!(member.join_anew(server, &owner.lease_ticket()));
+        wait_for(&mut member, is_whole);
+        assert_eq!((owner.copies(), owner.lease_bytes()), (2, ByteLen(16 * MIB)));
+        fakes[(down + 1) % 3].kill();
+        for (pool, region, version) in [(&mut owner, regions[0], 1), (&mut member, regions[1], 2)] {
+            degraded(pool);
+            assert_eq!(fetch(pool, region, &[extent(0, 96)]), expected(&[extent(0, 96)], version));
+        }
+    }
+    // Two of three may have had some pages together; with one copy none can be missed.
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    fakes[0].kill();
+    let mut wish = two_copies(&[&fakes[0], &fakes[1], &fakes[2]]);
+    wish.copies = Copies::One;
+    assert!(Pool::connect(&wish).is_err());
+    fakes[1].kill();
+    wish.copies = Copies::Two;
+    assert!(Pool::connect(&wish).is_err());
 }
