@@ -398,6 +398,9 @@ def a_job_starts_while_a_server_is_down(world, scale):
         running = steady(world, servers)
         check(f"server {servers[down].address} is not there" in running.said(), f"it is not said: {running.said()}")
         time.sleep(1)
+        for command in (["top", "--once"], ["status", "--server", servers[1 - down].address]):
+            said = subprocess.run([rampool_binary(), *command], stdout=subprocess.PIPE, timeout=60, check=False).stdout.decode()
+            check("of 2 copies of each page" in said and f"server {servers[down].address} is not there" in said, f"{command}: {said}")
         servers[down] = world.serve("900M", listen=servers[down].address, name="late")
         wait_until("two copies", lambda: AGAIN in running.said() or running.ended(), 60)
         servers[1 - down].kill()

@@ -1,6 +1,7 @@
 //! The one binary: `rampool`. One file per subcommand.
 
 mod available;
+mod copies;
 mod dlmm_server;
 mod doctor;
 mod end_signals;

@@ -11,6 +11,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::top;
+
 /// Show what memory servers lend, and to whom
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -58,6 +60,7 @@ pub fn run(args: &Args) -> Result<i32> {
         println!("{}", serde_json::to_string_pretty(&objects).context("cannot write the status as JSON")?);
     } else {
         print!("{}", table(&answers));
+        top::lacking().iter().for_each(|run| println!("{run}"));
     }
     Ok(i32::from(answers.iter().any(|(_, answer)| answer.is_err())))
 }

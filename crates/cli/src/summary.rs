@@ -11,6 +11,8 @@ use rampool_client::stats::{StatsSnapshot, quantile_ns};
 use rampool_kernel::words::show;
 use rampool_wire::units::ByteLen;
 
+use crate::copies;
+
 const PAGE: u64 = 4096;
 
 /// All processes of the run together.
@@ -116,7 +118,8 @@ pub fn summary(
         );
     }
     if servers.copies > 1 {
-        let _ = write!(out, "  copies         {:.1} of {} of each page", servers.copies_left, servers.copies);
+        let left = copies::left(servers.copies, processes).min(servers.copies_left);
+        let _ = write!(out, "  copies         {left:.1} of {} of each page", servers.copies);
         if all.missed_pages > 0 {
             let _ = write!(out, "; servers had missed {} at the end", bytes(all.missed_pages * PAGE));
         }
@@ -180,7 +183,7 @@ pub fn json(
             serde_json::json!({ "name": server.name, "alive": server.alive, "absent": server.state == ServerState::Absent, "latency_p50_ns": p50, "latency_p99_ns": p99 })
         })
         .collect();
-    let processes: Vec<serde_json::Value> = processes
+    let counters: Vec<serde_json::Value> = processes
         .iter()
         .map(|p| {
             let mut counters: serde_json::Map<String, serde_json::Value> =
@@ -196,9 +199,9 @@ pub fn json(
         "exit_code": status.code(),
         "signal": status.signal(),
         "local_bytes": local.0,
-        "processes": processes,
+        "processes": counters,
         "copies": pool.copies,
-        "copies_left": pool.copies_left,
+        "copies_left": pool.copies_left.min(copies::left(pool.copies, processes)),
         "missed_bytes": all.missed_pages * PAGE,
         "servers": servers,
         "unmanaged": unmanaged,

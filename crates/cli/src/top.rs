@@ -25,6 +25,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use crate::end_signals::EndSignals;
 use look::Watch;
+pub use look::lacking;
 use screen::{Action, Screen};
 
 /// Watch the running programs and the memory servers

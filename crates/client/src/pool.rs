@@ -1018,6 +1018,23 @@ impl Pool {
         let there = self.shell.servers.iter().filter(|server| server.lost.is_none());
         let missed = there.map(|server| self.shell.client.missed_pages(server.index).0).sum();
         to.copies(bytes(|link| link.moved), lost, missed);
+        if self.ticket.copies > 1 {
+            let (_, stored) = self.shell.client.missed_pages(ServerIndex(0));
+            to.lacking(stored, self.lacking_pages(stored));
+        }
+    }
+
+    /// Copies that there should be of so many pages in all regions, and are not.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn lacking_pages(&self, stored: u64) -> u64 {
+        let of = |server: &Server| match server.is_there() {
+            true => self.shell.client.missed_pages(server.index).0,
+            false => {
+                let copies = self.placement.copies_without(|of| of == server.index);
+                (stored as f64 * (f64::from(self.ticket.copies) - copies)) as u64
+            }
+        };
+        self.shell.servers.iter().map(of).sum()
     }
 
     #[must_use]
@@ -1063,15 +1080,12 @@ impl Pool {
             },
         );
         let is_out = |server: ServerIndex| !self.shell.servers[server.as_usize()].is_there();
-        let servers: Vec<ServerStats> = servers.collect();
-        let there = servers.iter().filter(|server| server.state == ServerState::CatchingUp);
-        let missed: u64 = there.map(|server| server.missed_pages).sum();
         let (_, stored) = self.shell.client.missed_pages(ServerIndex(0));
-        PoolStats {
-            copies: self.ticket.copies,
-            copies_left: self.placement.copies_without(is_out) - missed as f64 / stored.max(1) as f64,
-            servers,
-        }
+        let copies_left = match stored {
+            0 => self.placement.copies_without(is_out),
+            _ => f64::from(self.ticket.copies) - self.lacking_pages(stored) as f64 / stored as f64,
+        };
+        PoolStats { copies: self.ticket.copies, copies_left, servers: servers.collect() }
     }
 
     /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the pool for nothing after that. Blocks

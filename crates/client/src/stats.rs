@@ -193,6 +193,10 @@ counters! {
     lost_servers,
     /// Pages that servers have missed and have not got yet (a level).
     missed_pages,
+    /// Pages stored at the servers, in whole stripes (a level).
+    stored_pages,
+    /// Copies of pages that there should be, and are not: at servers that are lost or absent, or have missed them (a level).
+    lacking_pages,
     /// Those servers, of the first 64, that are lost or absent: a bit each (a level; means nothing in sums).
     lost_mask,
 }
@@ -263,6 +267,12 @@ impl PagerStats {
         for (told, times) in self.page.server_latency.iter().zip(servers) {
             told.iter().zip(times).for_each(|(told, count)| told.store(count, Relaxed));
         }
+    }
+
+    /// Copies that there should be of so many pages, and are not.
+    pub fn lacking(&self, stored_pages: u64, lacking_pages: u64) {
+        self.page.stored_pages.store(stored_pages, Relaxed);
+        self.page.lacking_pages.store(lacking_pages, Relaxed);
     }
 
     /// What the pool counts of servers that did not answer.

@@ -9,22 +9,25 @@ use rampool_client::stats::StatsSnapshot;
 use rampool_kernel::words::remark;
 use rampool_run::settings::Settings;
 
-use crate::rundir;
+use crate::{copies, rundir};
 
 /// How often a lost server is tried again.
 const KNOCK_EVERY: Duration = Duration::from_secs(1);
+/// How often a run says how far it has got.
+const SAY_EVERY: Duration = Duration::from_secs(30);
 
 pub struct Redundancy {
     settings: Settings,
     knocked: Instant,
     silent: Vec<bool>,
     misses: bool,
+    said: Instant,
 }
 
 impl Redundancy {
     pub fn new(settings: Settings) -> Self {
         let silent = vec![false; settings.ticket.servers().count()];
-        Self { settings, knocked: Instant::now(), silent, misses: false }
+        Self { settings, knocked: Instant::now(), silent, misses: false, said: Instant::now() }
     }
 
     /// Call this several times a second.
@@ -66,7 +69,7 @@ impl Redundancy {
         }
     }
 
-    /// Says once when every page has all of its copies again.
+    /// Says once when every page has all of its copies again, and now and then how far that is.
     fn tell_whole(&mut self, pool: &Pool, processes: &[StatsSnapshot]) {
         let has_missed = |process: &StatsSnapshot| process.missed_pages > 0 || process.lost_servers > 0;
         let is_well = |state| matches!(state, ServerState::Well | ServerState::CatchingUp);
@@ -74,6 +77,13 @@ impl Redundancy {
             processes.iter().any(has_missed) || !pool.stats().servers.iter().all(|of| is_well(of.state));
         if std::mem::replace(&mut self.misses, misses) && !misses {
             remark(&format!("rampool: every page has {} copies again", pool.copies()));
+        }
+        if !misses {
+            self.said = Instant::now();
+        } else if self.said.elapsed() >= SAY_EVERY {
+            self.said = Instant::now();
+            let lacking = copies::lacking(pool.copies(), pool.servers().map(str::to_owned), processes);
+            lacking.into_iter().for_each(|lacking| remark(&format!("rampool: {lacking}")));
         }
     }
 }

@@ -12,7 +12,7 @@ use rampool_run::settings::Settings;
 use rampool_server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
 use rampool_wire::session::Encryption;
 
-use crate::rundir;
+use crate::{copies, rundir};
 
 /// A server that does not answer for this long is shown as silent.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -21,6 +21,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub struct Look {
     pub processes: Vec<Process>,
     pub servers: Vec<Server>,
+    /// Runs whose pages do not have all of their copies.
+    pub lacking: Vec<String>,
 }
 
 /// A living process of a run.
@@ -120,7 +122,7 @@ impl Watch {
             };
             servers.insert(name, access);
         }
-        let mut processes = Vec::new();
+        let (mut processes, mut lacking) = (Vec::new(), Vec::new());
         for (run, path) in rundir::all_runs().unwrap_or_default() {
             let Some(settings) = running(run, &path) else { continue };
             let key = settings.key_file.as_deref().and_then(|path| Key::load(path).ok());
@@ -135,6 +137,7 @@ impl Watch {
                     || Access { name, spec: spec.clone(), key: key.clone(), encryption: settings.encryption };
                 servers.entry(spec.endpoint.to_string()).or_insert_with(access);
             }
+            lacking.extend(lacking_of(run, &path, &settings));
             for counters in rundir::read_stats(&path) {
                 if let Some(name) = process_name(counters.pid).filter(|_| counters.state == 1) {
                     let (at, servers) = (self.started.elapsed(), used.clone());
@@ -149,7 +152,7 @@ impl Watch {
                 }
             }
         }
-        Look { processes, servers: self.ask(&servers) }
+        Look { processes, servers: self.ask(&servers), lacking }
     }
 
     fn ask(&self, servers: &BTreeMap<String, Access>) -> Vec<Server> {
@@ -211,6 +214,20 @@ impl From<&OperationCounts> for Traffic {
             written_bytes: counts.bytes_in,
         }
     }
+}
+
+/// What is said of each run of this user whose pages do not have all of their copies.
+pub fn lacking() -> Vec<String> {
+    let runs = rundir::all_runs().unwrap_or_default();
+    runs.iter().filter_map(|(run, path)| lacking_of(*run, path, &running(*run, path)?)).collect()
+}
+
+fn lacking_of(run: u32, path: &Path, settings: &Settings) -> Option<String> {
+    let mut processes = rundir::read_stats(path);
+    processes.retain(|process| process.state == 1 && process_name(process.pid).is_some());
+    let servers = settings.ticket.servers().map(|server| server.endpoint.to_string());
+    let lacking = copies::lacking(settings.ticket.copies(), servers, &processes)?;
+    Some(format!("Run {run} has {lacking}."))
 }
 
 /// The settings of a run that goes on.

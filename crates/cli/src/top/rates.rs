@@ -15,6 +15,8 @@ const PAGE: u64 = OS_PAGE_BYTES as u64;
 pub struct Rows {
     pub processes: Vec<ProcessRow>,
     pub servers: Vec<ServerRow>,
+    /// What is said of runs whose pages do not have all of their copies.
+    pub lacking: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -114,7 +116,8 @@ pub fn compare(before: &Look, now: &Look) -> Rows {
             },
         }
     });
-    Rows { processes: processes.collect(), servers: servers.collect() }
+    let lacking = now.lacking.clone();
+    Rows { processes: processes.collect(), servers: servers.collect(), lacking }
 }
 
 /// What a process has waited for a server between two readings.
@@ -236,13 +239,14 @@ mod tests {
             counters,
             servers,
         };
-        Look { processes: vec![process], servers: Vec::new() }
+        Look { processes: vec![process], servers: Vec::new(), lacking: Vec::new() }
     }
 
     fn server(at_ms: u64, start: u64, traffic: Traffic) -> Look {
         let client = Client { lease: 9, name: "sort".into(), traffic, ..Client::default() };
         let numbers = Numbers { server: start, traffic, clients: vec![client], ..Numbers::default() };
         Look {
+            lacking: Vec::new(),
             processes: Vec::new(),
             servers: vec![Server { name: "a".into(), at: Duration::from_millis(at_ms), answer: Ok(numbers) }],
         }

@@ -292,7 +292,7 @@ pub mod tests {
             state: ServerState::Silent("cannot reach memhost1:7117: connection refused".into()),
             ..ServerRow::default()
         };
-        Rows { processes: vec![sort, python], servers: vec![server, silent] }
+        Rows { processes: vec![sort, python], servers: vec![server, silent], lacking: Vec::new() }
     }
 
     fn lines(screen: &Screen, width: u16, height: u16) -> Vec<String> {

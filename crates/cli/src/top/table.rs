@@ -179,13 +179,13 @@ fn traffic(rates: &TrafficRates) -> [String; 3] {
     [count(rates.requests_per_s), byte_rate(rates.read_bytes_per_s), byte_rate(rates.written_bytes_per_s)]
 }
 
-/// Why a server is silent, as lines.
+/// Why a server is silent, and which runs lack copies, as lines.
 pub fn reasons(rows: &Rows) -> Vec<String> {
     let silent = rows.servers.iter().filter_map(|row| match &row.state {
         ServerState::Silent(reason) => Some(reason.clone()),
         _ => None,
     });
-    silent.collect()
+    silent.chain(rows.lacking.iter().cloned()).collect()
 }
 
 /// Everything as plain text.
@@ -282,6 +282,16 @@ memhost1:7117   SILENT         -       -        -      -        -           -   
 cannot reach memhost1:7117: connection refused
 ";
         assert_eq!(text, expected, "\n{text}");
+    }
+
+    #[test]
+    fn a_run_that_lacks_copies_is_named_below_the_servers() {
+        let said = "Run 7 has 1.6 of 2 copies of each page (81 %): 3 MiB lack one, which are being copied.";
+        let lacking = Rows { lacking: vec![said.to_owned()], ..super::super::screen::tests::rows() };
+        assert!(
+            text(&lacking).ends_with(&format!("{said}\n"))
+                && !text(&super::super::screen::tests::rows()).contains("copies")
+        );
     }
 
     #[test]
