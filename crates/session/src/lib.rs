@@ -64,7 +64,7 @@
 //! |Heartbeat|not asked again: the reconnection was one|
 //!
 //! The server ignores what still arrives over the old connection; so does the session ([`LinkId`]). A server that runs
-//! anew, or has given this member up, is lost with its pages.
+//! anew, or has given this member up, is lost with its pages. It may be joined anew ([`Input::Renew`]).
 //!
 //! # Two holders of a page
 //!
@@ -84,6 +84,8 @@
 //!     -> Lost      another run, a refusal, or a minute                              of what is not in the set
 //!   Behind
 //!     -> Well      its missed set is empty
+//!   Lost
+//!     -> Absent    the shell knows of another lease there (Renew)                   it has no region, has missed all
 //! ```
 //!
 //! A server that is behind gets what it has missed in *pieces* ([`Output::Piece`]): a fetch from the other holder, and
