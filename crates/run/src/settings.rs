@@ -186,3 +186,21 @@ impl Settings {
         self.run_dir.join(format!("{pid}.lost"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_servers_is_read_as_it_was_said_last() {
+        let run = tempfile::tempdir().unwrap();
+        assert!(Settings::read_silent(run.path()).is_empty(), "nothing was said");
+        for silent in [[true, false, false], [false, false, true]] {
+            Settings::write_silent(run.path(), &silent).unwrap();
+            assert_eq!(Settings::read_silent(run.path()), silent);
+        }
+        std::fs::write(run.path().join(SILENT), b"\xff1x").unwrap();
+        assert_eq!(Settings::read_silent(run.path()), [false, true, false]);
+        assert!(Settings::write_silent(&run.path().join("over"), &[true]).is_err());
+    }
+}
