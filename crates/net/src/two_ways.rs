@@ -11,8 +11,9 @@ const SOON: u32 = 256;
 const LATEST: u32 = 1 << 15;
 /// No delay is longer: the program wanted nothing.
 const REST: Duration = Duration::from_millis(20);
-/// The other way must be better by one part in so many.
-const MARGIN: u64 = 8;
+/// The second way must be better by one part in so many. Two sides that wait for each other, each with a choice
+/// of its own, would otherwise talk each other into it.
+const MARGIN: u64 = 2;
 /// So many times as long as they were, waits ask for a trial at once.
 const WORSE: u64 = 4;
 
@@ -157,7 +158,8 @@ impl TwoWays {
             Some(true)
         } else {
             let both = trial.present.count >= counted && trial.other.count >= counted;
-            both.then(|| other + other / MARGIN < present)
+            let (first, second) = if self.is_second { (other, present) } else { (present, other) };
+            both.then(|| (second + second / MARGIN < first) != self.is_second)
         }
     }
 
