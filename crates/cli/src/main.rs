@@ -1,5 +1,6 @@
 //! The one binary: `rampool`. One file per subcommand.
 
+mod advice;
 mod available;
 mod copies;
 mod dlmm_server;

@@ -171,7 +171,7 @@ pub fn run(args: &Args) -> Result<i32> {
         }
     };
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
-    let progress = args.progress.then_some(started);
+    let progress = args.progress.then_some((started, args.options.local));
     let mut later = caretaker::Later::than(process.cast_unsigned());
     let mut redundancy = Redundancy::new(settings);
     let Ended { status, most_resident } = wait(
@@ -473,7 +473,7 @@ fn wait(
     unmanaged: &mut Unmanaged,
     signals: &mut Signals,
     run_dir: &RunDir,
-    progress: Option<Instant>,
+    progress: Option<(Instant, ByteLen)>,
 ) -> Result<Ended> {
     let pid = later.program().cast_signed();
     let (mut shown, mut called) = (Instant::now(), Instant::now());
@@ -505,11 +505,11 @@ fn wait(
             let kib = u64::try_from(usage.ru_maxrss).unwrap_or(0);
             return Ok(Ended { status, most_resident: ByteLen(kib.saturating_mul(1024)) });
         }
-        if let Some(started) = progress
+        if let Some((started, local)) = progress
             && shown.elapsed() > Duration::from_millis(500)
         {
             shown = Instant::now();
-            line.show(&run_dir.read_stats(), started.elapsed());
+            line.show(&run_dir.read_stats(), local, started.elapsed());
         }
         later.look();
         fork_fallback.look(&mut remark);

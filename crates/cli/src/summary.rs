@@ -7,10 +7,11 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use rampool_client::pool::{PoolStats, ServerState};
-use rampool_client::stats::{StatsSnapshot, quantile_ns};
+use rampool_client::stats::{StatsSnapshot, bucket_end, quantile_ns};
 use rampool_kernel::words::show;
 use rampool_wire::units::ByteLen;
 
+use crate::advice::{Choice, argument, choices};
 use crate::copies;
 
 const PAGE: u64 = 4096;
@@ -71,14 +72,7 @@ pub fn summary(
         time(all.fault_latency_ns(0.5)),
         time(all.fault_latency_ns(0.99))
     );
-    let share = all.waited_ns as f64 / wall.as_nanos().max(1) as f64;
-    let _ = writeln!(
-        out,
-        "  waited         {:.2} s for single pages, {:.0} % of the time of the run{}",
-        all.waited_ns as f64 / 1e9,
-        share * 100.0,
-        if share > MOSTLY_WAITING { ": it mostly waits, and more --local would help" } else { "" }
-    );
+    let _ = writeln!(out, "  waited         {}", waiting(&all, wall, local));
     let _ = writeln!(
         out,
         "  read           {} from the pool: {} on demand, {} ahead of need",
@@ -143,8 +137,36 @@ fn state(of: ServerState) -> &'static str {
     }
 }
 
-/// A run that waits for pages for a larger share of its time is told so.
-const MOSTLY_WAITING: f64 = 0.5;
+/// How much of the time of the run went into waiting for pages, and what more memory would have changed.
+fn waiting(all: &StatsSnapshot, wall: Duration, local: ByteLen) -> String {
+    let seconds = |nanos: u64| nanos as f64 / 1e9;
+    let mut text = format!(
+        "{:.2} s of {:.2} s for pages ({:.0} %)",
+        seconds(all.waited_ns),
+        wall.as_secs_f64(),
+        100.0 * share(all.waited_ns, wall)
+    );
+    let with = |choice: &Choice| {
+        format!("--local {} about {:.1} s", argument(choice.local), seconds(choice.waited_ns))
+    };
+    match choices(all, local, nanos(wall)).as_deref() {
+        None => {}
+        Some([]) => text.push_str("; more --local would hardly help"),
+        Some(some) => {
+            let all: Vec<String> = some.iter().map(with).collect();
+            let _ = write!(text, "; with {}", all.join(", with "));
+        }
+    }
+    text
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn share(waited_ns: u64, time: Duration) -> f64 {
+    waited_ns as f64 / nanos(time).max(1) as f64
+}
 
 /// Times in nanoseconds within which half, and 99 %, of the waits for the server of this number ended. `None`
 /// if there were none.
@@ -190,10 +212,18 @@ pub fn json(
                 p.named().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
             counters.insert("fault_latency_p50_ns".into(), p.fault_latency_ns(0.5).into());
             counters.insert("fault_latency_p99_ns".into(), p.fault_latency_ns(0.99).into());
+            counters.insert("avoidable_ns".into(), avoidable(p));
             counters.into()
         })
         .collect();
+    let with_more: Vec<serde_json::Value> = choices(&all, local, nanos(wall))
+        .unwrap_or_default()
+        .iter()
+        .map(|choice| serde_json::json!({ "local_bytes": choice.local.0, "waited_ns": choice.waited_ns }))
+        .collect();
     let run = serde_json::json!({
+        "waited_ns": all.waited_ns,
+        "with_more_local": with_more,
         "program": name,
         "wall_s": wall.as_secs_f64(),
         "exit_code": status.code(),
@@ -209,6 +239,16 @@ pub fn json(
     format!("{run:#}\n")
 }
 
+/// What more local memory would have avoided of a process's waiting: for each step, so many more bytes.
+fn avoidable(process: &StatsSnapshot) -> serde_json::Value {
+    let steps = process.avoidable_ns.iter().enumerate().filter(|(_, nanos)| **nanos > 0);
+    steps
+        .filter_map(|(bucket, nanos)| {
+            Some(serde_json::json!({ "more_bytes": bucket_end(bucket)?.saturating_mul(PAGE), "ns": nanos }))
+        })
+        .collect()
+}
+
 /// One line that is overwritten again and again.
 #[derive(Default)]
 pub struct ProgressLine {
@@ -218,9 +258,10 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    pub fn show(&mut self, processes: &[StatsSnapshot], elapsed: Duration) {
-        let text =
-            self.text(processes, |process| Path::new("/proc").join(process.to_string()).exists(), elapsed);
+    /// `local`: of each process.
+    pub fn show(&mut self, processes: &[StatsSnapshot], local: ByteLen, elapsed: Duration) {
+        let lives = |process: u64| Path::new("/proc").join(process.to_string()).exists();
+        let text = self.text(processes, lives, local, elapsed);
         show(&format!("\r\x1b[K{text}"));
         self.shown = true;
     }
@@ -230,6 +271,7 @@ impl ProgressLine {
         &mut self,
         processes: &[StatsSnapshot],
         is_alive: impl Fn(u64) -> bool,
+        local: ByteLen,
         elapsed: Duration,
     ) -> String {
         let all = total(processes);
@@ -240,7 +282,7 @@ impl ProgressLine {
             .sum();
         let millis = u64::try_from((elapsed - self.at).as_millis()).unwrap_or(u64::MAX).max(1);
         let rate = |now: u64, before: u64| now.saturating_sub(before).saturating_mul(1000) / millis;
-        let text = format!(
+        let mut text = format!(
             "rampool {:>5.0} s  resident {}  faults/s {}  in {}/s  out {}/s  local {:.0} %",
             elapsed.as_secs_f64(),
             bytes(resident * PAGE),
@@ -254,6 +296,12 @@ impl ProgressLine {
             bytes(rate(all.written_back_pages, self.before.written_back_pages) * PAGE),
             all.local_share() * 100.0
         );
+        // Of the whole run: what it has waited lately jumps about.
+        let percent = |waited_ns| format!("{:.0} %", 100.0 * share(waited_ns, elapsed));
+        let _ = write!(text, "  waits {}", percent(all.waited_ns));
+        if let Some(enough) = choices(&all, local, nanos(elapsed)).as_ref().and_then(|all| all.last()) {
+            let _ = write!(text, " (--local {}: {})", argument(enough.local), percent(enough.waited_ns));
+        }
         self.before = all;
         self.at = elapsed;
         text
@@ -280,6 +328,8 @@ fn time(nanos: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rampool_client::stats::bucket_of;
+
     use super::*;
 
     #[test]
@@ -288,6 +338,30 @@ mod tests {
         assert_eq!(not_needed(mib(200), mib(20)), "not needed: the program fitted");
         let text = not_needed(mib(200), mib(528));
         assert!(text.contains("shared memory") && text.contains("528 MiB"), "{text}");
+    }
+
+    #[test]
+    fn waiting_is_told_with_what_more_memory_would_have_changed() {
+        let (second, local) = (1_000_000_000u64, ByteLen(1 << 30));
+        let process = |waited_s, avoidable_s| {
+            let mut process =
+                StatsSnapshot { pid: 1, waited_ns: waited_s * second, ..StatsSnapshot::default() };
+            process.avoidable_ns[bucket_of(450 << 10)] = avoidable_s * second;
+            process
+        };
+        // The memory is that of each process, so what both would have gained adds up.
+        let processes = [process(5, 4), process(4, 4)];
+        let mut text = waiting(&total(&processes), Duration::from_secs(30), local);
+        assert_eq!(
+            text,
+            "9.00 s of 30.00 s for pages (30 %); with --local 2G about 5.0 s, with --local 3G about 1.0 s"
+        );
+        text = waiting(&process(20, 0), Duration::from_secs(30), local);
+        assert_eq!(text, "20.00 s of 30.00 s for pages (67 %); more --local would hardly help");
+        text = waiting(&process(1, 1), Duration::from_secs(30), local);
+        assert_eq!(text, "1.00 s of 30.00 s for pages (3 %)");
+        text = ProgressLine::default().text(&processes, |_| true, local, Duration::from_secs(30));
+        assert!(text.ends_with("  waits 30 % (--local 3G: 3 %)"), "{text}");
     }
 
     #[test]
@@ -300,9 +374,9 @@ mod tests {
         };
         let processes = [process(1, 256, 100), process(2, 512, 400)];
         let mut line = ProgressLine::default();
-        let text = line.text(&processes, |_| true, Duration::from_secs(1));
+        let text = line.text(&processes, |_| true, ByteLen(1 << 20), Duration::from_secs(1));
         assert!(text.contains("resident 3 MiB") && text.contains("faults/s 500 "), "{text}");
-        let text = line.text(&processes, |pid| pid == 1, Duration::from_secs(2));
+        let text = line.text(&processes, |pid| pid == 1, ByteLen(1 << 20), Duration::from_secs(2));
         assert!(text.contains("resident 1 MiB") && text.contains("faults/s 0 "), "{text}");
     }
 }

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use rampool_paging::cache::{Access, CacheStats};
+use rampool_paging::curve::BUCKETS;
+pub use rampool_paging::curve::{Forecast, bucket_end, bucket_of};
 
 /// Buckets of a latency histogram: bucket `b` counts times of `[2^b, 2^(b+1))` nanoseconds.
 pub const LATENCY_BUCKETS: usize = 40;
@@ -53,6 +55,8 @@ macro_rules! counters {
             pub fault_latency: [AtomicU64; LATENCY_BUCKETS],
             /// For each server, in the order of the lease: from asking it for pages that a thread waits for until they are there.
             pub server_latency: [[AtomicU64; LATENCY_BUCKETS]; SERVERS_TOLD],
+            /// Of `waited_ns`: what more local memory would have avoided, in buckets of more pages ([`bucket_of`]).
+            pub avoidable_ns: [AtomicU64; BUCKETS],
         }
 
         /// The counters at one moment.
@@ -61,11 +65,12 @@ macro_rules! counters {
             $(#[doc = $doc] pub $name: u64,)*
             pub fault_latency: Times,
             pub server_latency: [Times; SERVERS_TOLD],
+            pub avoidable_ns: [u64; BUCKETS],
         }
 
         impl Default for StatsSnapshot {
             fn default() -> Self {
-                Self { $($name: 0,)* fault_latency: [0; LATENCY_BUCKETS], server_latency: [[0; LATENCY_BUCKETS]; SERVERS_TOLD] }
+                Self { $($name: 0,)* fault_latency: [0; LATENCY_BUCKETS], server_latency: [[0; LATENCY_BUCKETS]; SERVERS_TOLD], avoidable_ns: [0; BUCKETS] }
             }
         }
 
@@ -76,6 +81,7 @@ macro_rules! counters {
                     $($name: AtomicU64::new(0),)*
                     fault_latency: [const { AtomicU64::new(0) }; LATENCY_BUCKETS],
                     server_latency: [const { [const { AtomicU64::new(0) }; LATENCY_BUCKETS] }; SERVERS_TOLD],
+                    avoidable_ns: [const { AtomicU64::new(0) }; BUCKETS],
                 }
             }
         }
@@ -87,6 +93,7 @@ macro_rules! counters {
                     $($name: self.$name.load(Relaxed),)*
                     fault_latency: std::array::from_fn(|b| self.fault_latency[b].load(Relaxed)),
                     server_latency: std::array::from_fn(|server| std::array::from_fn(|b| self.server_latency[server][b].load(Relaxed))),
+                    avoidable_ns: std::array::from_fn(|b| self.avoidable_ns[b].load(Relaxed)),
                 }
             }
         }
@@ -99,6 +106,7 @@ macro_rules! counters {
                 for (mine, theirs) in self.server_latency.iter_mut().zip(&other.server_latency) {
                     add_times(mine, theirs);
                 }
+                self.avoidable_ns.iter_mut().zip(&other.avoidable_ns).for_each(|(mine, theirs)| *mine += theirs);
             }
 
             fn fill(&mut self, words: &mut impl Iterator<Item = u64>) {
@@ -301,11 +309,15 @@ impl PagerStats {
             add(&self.page.write_protect_faults, 1);
         }
     }
-    pub fn served(&self, time: Duration) {
+    /// A fault was answered; so many more pages would have avoided it.
+    pub fn served(&self, time: Duration, pages_to_avoid: Option<u64>) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
         let bucket = (nanos.ilog2() as usize).min(LATENCY_BUCKETS - 1);
         add(&self.page.fault_latency[bucket], 1);
         add(&self.page.waited_ns, nanos);
+        if let Some(pages) = pages_to_avoid {
+            add(&self.page.avoidable_ns[bucket_of(pages)], nanos);
+        }
     }
     pub fn zero_filled(&self, pages: u64) {
         add(&self.page.zero_filled_pages, pages);
@@ -362,10 +374,17 @@ impl StatsSnapshot {
         }
         let mut snapshot = Self::default();
         snapshot.fill(&mut words);
-        for bucket in snapshot.fault_latency.iter_mut().chain(snapshot.server_latency.as_flattened_mut()) {
+        let arrays = snapshot.fault_latency.iter_mut().chain(snapshot.server_latency.as_flattened_mut());
+        for bucket in arrays.chain(&mut snapshot.avoidable_ns) {
             *bucket = words.next()?;
         }
         Some(snapshot)
+    }
+
+    /// How much of `waited_ns` would have been left with more local memory, a process.
+    #[must_use]
+    pub fn forecast(&self) -> Forecast {
+        Forecast::new(self.waited_ns, &self.avoidable_ns)
     }
 
     /// [`quantile_ns`] of the faults.
@@ -389,7 +408,7 @@ mod tests {
     fn a_page_is_read_from_bytes_as_it_was_written() {
         let stats = PagerStats::private();
         stats.fault(Access::Write);
-        stats.served(Duration::from_micros(3));
+        stats.served(Duration::from_micros(3), Some(1000));
         stats.evicted(77);
         let mut times = [0; LATENCY_BUCKETS];
         times[20] = 5;

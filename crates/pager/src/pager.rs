@@ -1210,7 +1210,7 @@ impl<B: Backing> Pager<B> {
             reply => self.refused(page, address, reply),
         }
         if let Some(started) = self.fault_started.take() {
-            self.stats.served(started.elapsed());
+            self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
         }
     }
 
@@ -1291,7 +1291,7 @@ impl<B: Backing> Pager<B> {
         self.already_there.append(&mut there);
         if refused.is_empty() {
             if let Some(started) = self.fault_started.take() {
-                self.stats.served(started.elapsed());
+                self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
             }
             return;
         }
@@ -1317,7 +1317,7 @@ impl<B: Backing> Pager<B> {
             self.breaks(|| format!("the kernel does not open the page at {address:#x} to writes: {reply:?}"));
         }
         if let Some(started) = self.fault_started.take() {
-            self.stats.served(started.elapsed());
+            self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
         }
     }
 

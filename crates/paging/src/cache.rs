@@ -58,6 +58,7 @@ mod writeback;
 use std::collections::VecDeque;
 use std::fmt;
 
+use crate::curve::Curve;
 use crate::table::Table;
 use rampool_wire::units::{Extent, PageIndex};
 
@@ -68,6 +69,9 @@ use policy::Queues;
 use prefetch::Streams;
 use rival::Rivals;
 use under_way::{Batch, Fetch, Installed};
+
+/// The curve tells pages apart that differ by this part of the budget, as a divisor.
+const CURVE_DETAIL: u64 = 256;
 
 /// Names an eviction batch, from `Evict` to `ReleaseBatch`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -334,6 +338,12 @@ pub struct Cache {
     stores_in_flight: u32,
     /// Pages evicted so far, wrapping: the time of the ghost history.
     evict_clock: u32,
+    /// The Remote pages, by the time when they left.
+    curve: Curve,
+    /// For the latest fault: [`Cache::pages_to_avoid`].
+    to_avoid: Option<u64>,
+    /// The same, of the latest fetch.
+    to_avoid_fetch: u64,
     fetches: Vec<Fetch>,
     fetches_in_flight: u32,
     fetch_serial: u64,
@@ -391,6 +401,9 @@ impl Cache {
             evictions_in_flight: 0,
             stores_in_flight: 0,
             evict_clock: 0,
+            curve: Curve::new(config.budget_pages / CURVE_DETAIL),
+            to_avoid: None,
+            to_avoid_fetch: 0,
             fetches: vec![Fetch::FREE; config.max_fetches as usize],
             fetches_in_flight: 0,
             fetch_serial: 0,
@@ -461,6 +474,13 @@ impl Cache {
     #[must_use]
     pub fn random_faults(&self) -> u64 {
         self.stats.random_faults
+    }
+
+    /// With so many more pages of local memory the latest fault would not have been, as far as one can know
+    /// ([`curve`](crate::curve)); `None` for one that no more memory avoids, as the first touch of a page.
+    #[must_use]
+    pub fn pages_to_avoid(&self) -> Option<u64> {
+        self.to_avoid
     }
 
     /// Shows the runs of pages that are mapped, until `visit` returns false.

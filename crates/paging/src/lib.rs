@@ -6,6 +6,7 @@
 //!                  `-- pointers     which pages an array of pointers foretells
 //!   space          which page is at which address
 //!      `-- changes  changes of addresses, in the order in which they were made
+//!   curve          what more local memory would save
 //!   fingerprint    whether a page that leaves holds what it held when it came
 //!   placement      which server holds which page
 //! ```
@@ -20,6 +21,7 @@
 
 pub mod cache;
 pub mod changes;
+pub mod curve;
 pub mod fingerprint;
 pub mod follow;
 pub mod placement;

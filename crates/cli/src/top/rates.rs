@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use rampool_client::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, add_times, quantile_ns, times_since};
-use rampool_wire::units::OS_PAGE_BYTES;
+use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
+
+use crate::advice::choices;
 
 use super::look::{Look, Numbers, Process, Traffic};
 
@@ -36,6 +38,9 @@ pub struct ProcessRow {
     pub out_bytes_per_s: f64,
     /// Half, 99 % and 99.9 % of the faults were served within this time; 0 without faults.
     pub latency_ns: [u64; 3],
+    /// What the waiting would be with more local memory: `None` if it is not worth a word, empty if it would be the
+    /// same.
+    pub with_more: Option<Vec<(ByteLen, f64)>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -154,7 +159,14 @@ fn process_row(before: Option<&Process>, now: &Process) -> ProcessRow {
         in_bytes_per_s: rate((since.demand_pages + since.prefetched_pages) * PAGE, seconds),
         out_bytes_per_s: rate(since.written_back_pages * PAGE, seconds),
         latency_ns: [0.5, 0.99, 0.999].map(|share| since.fault_latency_ns(share)),
+        with_more: with_more(&since, ByteLen(now.local_bytes), seconds),
     }
+}
+
+fn with_more(since: &StatsSnapshot, local: ByteLen, time: Duration) -> Option<Vec<(ByteLen, f64)>> {
+    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let choices = choices(since, local, nanos)?;
+    Some(choices.iter().map(|choice| (choice.local, rate(choice.waited_ns, time) / 1e9)).collect())
 }
 
 /// The counters that become rates. A counter that shrank (another process with the same id) counts as
@@ -170,6 +182,7 @@ fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
         ..StatsSnapshot::default()
     };
     since.fault_latency = times_since(&before.fault_latency, &now.fault_latency);
+    since.avoidable_ns = std::array::from_fn(|i| now.avoidable_ns[i].saturating_sub(before.avoidable_ns[i]));
     since
 }
 
@@ -223,6 +236,8 @@ fn rate(count: u64, time: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rampool_client::stats::bucket_of;
+
     use super::*;
     use crate::top::look::{Client, Server};
 
@@ -263,6 +278,7 @@ mod tests {
             c.faults = 1200;
             c.demand_fetches = 950;
             c.waited_ns = 300_000_000;
+            c.avoidable_ns[bucket_of(1000)] = 240_000_000;
             c.demand_pages = 10;
             c.prefetched_pages = 30;
             c.written_back_pages = 20;
@@ -276,6 +292,7 @@ mod tests {
         assert_eq!((row.faults_per_s, row.hit_rate, row.waiting), (400.0, Some(0.75), 0.6));
         assert_eq!((row.in_bytes_per_s, row.out_bytes_per_s), (80.0 * PAGE as f64, 40.0 * PAGE as f64));
         assert_eq!(row.latency_ns, [1 << 15, 1 << 15, 1 << 21], "of the new faults alone");
+        assert_eq!(row.with_more, Some(vec![(ByteLen(3 << 20), 0.36), (ByteLen(5 << 20), 0.12)]));
     }
 
     #[test]

@@ -178,7 +178,13 @@ impl Screen {
         });
         let widths = [7, 7, 15, 9, 9, 9, 7, 6, 9, 9, 7, 7, 7].map(Constraint::Length);
         let table = Table::new(rows, widths).header(Row::new(titles).bold()).column_spacing(1);
-        frame.render_widget(table, area);
+        let advice = self.rows.as_ref().map(table::advice).unwrap_or_default();
+        let advice_height =
+            u16::try_from(advice.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(4));
+        let [table_area, advice_area] =
+            Layout::vertical([Constraint::Min(2), Constraint::Length(advice_height)]).areas(area);
+        frame.render_widget(table, table_area);
+        frame.render_widget(Paragraph::new(Text::from_iter(advice)).yellow(), advice_area);
     }
 
     fn draw_servers(&self, frame: &mut Frame, area: Rect) {
@@ -230,6 +236,7 @@ fn aligned(cell: Span<'_>, is_text: bool) -> Cell<'_> {
 
 #[cfg(test)]
 pub mod tests {
+    use rampool_wire::units::ByteLen;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -251,6 +258,7 @@ pub mod tests {
             in_bytes_per_s: (100 * MIB) as f64,
             out_bytes_per_s: 1.5 * MIB as f64,
             latency_ns: [1 << 14, 1 << 18, 1 << 20],
+            with_more: Some(vec![(ByteLen(768 * MIB), 0.3), (ByteLen(1024 * MIB), 0.02)]),
         };
         let python = ProcessRow {
             run: 50,
@@ -324,6 +332,7 @@ pub mod tests {
             "    RUN     PID PROGRAM          RESIDENT     LOCAL FAULTS/s*     HIT   WAIT      IN/s     OUT/s     P50     P99   P99.9",
             "     40      41 sort              500 MiB   512 MiB    25.0 k  92.5 %   64 %   100 MiB   1.5 MiB   16 us  262 us    1 ms",
             "     50      51 python3            12 MiB    64 MiB         0       -    0 %         0         0       -       -       -",
+            "sort (41) waits 64 % of the time for pages, with --local 768M about 30 %, with --local 1G about 2 %",
             "SERVER                       STATE           LENDS    LEASED      HELD      FREE CLIENTS REQUESTS/s    READ/s WRITTEN/s    P50    P99",
             "127.0.0.1:7117               serving         8 GiB     4 GiB     2 GiB     4 GiB       1       3000   100 MiB   1.5 MiB  32 us   2 ms",
             "  sort on here               1 process                 4 GiB   1.9 GiB                         3000   100 MiB   1.5 MiB  32 us   2 ms",

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use rampool_wire::units::ByteLen;
 
+use crate::advice::argument;
+
 use super::rates::{ClientRow, ProcessRow, Rows, ServerRow, ServerState, TrafficRates};
 
 /// A column of the table of processes.
@@ -179,6 +181,24 @@ fn traffic(rates: &TrafficRates) -> [String; 3] {
     [count(rates.requests_per_s), byte_rate(rates.read_bytes_per_s), byte_rate(rates.written_bytes_per_s)]
 }
 
+/// Which processes wait, and what more local memory would change, as lines.
+pub fn advice(rows: &Rows) -> Vec<String> {
+    let told = rows.processes.iter().filter_map(|row| {
+        let percent = |share: f64| format!("{:.0} %", share * 100.0);
+        let with_more = row.with_more.as_ref()?;
+        let mut line =
+            format!("{} ({}) waits {} of the time for pages", row.name, row.pid, percent(row.waiting));
+        if with_more.is_empty() {
+            line.push_str("; more --local would hardly help");
+        }
+        for (local, waiting) in with_more {
+            let _ = write!(line, ", with --local {} about {}", argument(*local), percent(*waiting));
+        }
+        Some(line)
+    });
+    told.collect()
+}
+
 /// Why a server is silent, and which runs lack copies, as lines.
 pub fn reasons(rows: &Rows) -> Vec<String> {
     let silent = rows.servers.iter().filter_map(|row| match &row.state {
@@ -198,6 +218,9 @@ pub fn text(rows: &Rows) -> String {
         lines.extend(rows.processes.iter().map(|row| Column::ALL.map(|c| c.cell(row))));
         let texts: Vec<bool> = Column::ALL.iter().map(|c| c.is_text()).collect();
         aligned(&mut out, &lines, &texts);
+        for line in advice(rows) {
+            let _ = writeln!(out, "{line}");
+        }
     }
     if !rows.servers.is_empty() {
         out.push('\n');
@@ -274,6 +297,7 @@ mod tests {
 RUN  PID  PROGRAM  RESIDENT    LOCAL  FAULTS/s     HIT  WAIT     IN/s    OUT/s    P50     P99  P99.9
  40   41  sort      500 MiB  512 MiB    25.0 k  92.5 %  64 %  100 MiB  1.5 MiB  16 us  262 us   1 ms
  50   51  python3    12 MiB   64 MiB         0       -   0 %        0        0      -       -      -
+sort (41) waits 64 % of the time for pages, with --local 768M about 30 %, with --local 1G about 2 %
 
 SERVER          STATE      LENDS  LEASED     HELD   FREE  CLIENTS  REQUESTS/s   READ/s  WRITTEN/s    P50   P99
 127.0.0.1:7117  serving    8 GiB   4 GiB    2 GiB  4 GiB        1        3000  100 MiB    1.5 MiB  32 us  2 ms

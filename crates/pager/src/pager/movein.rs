@@ -239,7 +239,7 @@ impl<B: Backing> Pager<B> {
         if !moved.is_empty()
             && let Some(started) = self.fault_started.take()
         {
-            self.stats.served(started.elapsed());
+            self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
         }
         for (extent, from, writable) in rest {
             self.install(extent, Some(from), writable);

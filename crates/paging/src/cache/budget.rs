@@ -72,6 +72,7 @@ impl Cache {
         if pages != self.frames.budget {
             self.marks = Marks::new(&self.config, pages);
             self.rivals.set_budget(pages);
+            self.curve.set_detail(pages / super::CURVE_DETAIL);
         }
         self.frames.budget = pages;
         self.spare_gives_way(0);

@@ -28,7 +28,7 @@ impl Cache {
     pub fn check(&self) {
         let queued: u64 = self.queues.all.iter().map(|q| q.check(&self.pages)).sum();
         assert_eq!(queued, self.frames.resident, "every resident page stands in one queue");
-        let (mut evicting, mut fetching, mut clean, mut ready) = (0, 0, 0, 0);
+        let (mut evicting, mut fetching, mut clean, mut ready, mut remote) = (0, 0, 0, 0, 0);
         for (index, page) in (0u32..).zip(self.pages.iter()) {
             let state = page.state();
             assert!(!page.has(GONE) || state == State::Evicting, "page {index} is gone in {state:?}");
@@ -72,7 +72,10 @@ impl Cache {
                     assert_eq!(self.fetches[page.a as usize].phase, FetchPhase::Idle, "page {index}");
                     assert!(page.has(COPY), "page {index} is fetched from nowhere");
                 }
-                State::Remote => assert!(page.has(COPY) && !page.has(STORING), "page {index} is nowhere"),
+                State::Remote => {
+                    remote += 1;
+                    assert!(page.has(COPY) && !page.has(STORING), "page {index} is nowhere");
+                }
                 State::Fresh | State::Unmanaged => {
                     assert!(
                         !page.has(COPY) || page.has(STORING),
@@ -92,6 +95,7 @@ impl Cache {
             }
         }
         assert_eq!(clean, self.clean_resident, "clean resident pages");
+        assert_eq!(remote, self.curve.pages(), "every page that has left counts once");
         let frames = &self.frames;
         assert!(
             frames.spare == 0 || self.move_in && frames.used() + frames.spare <= frames.budget,

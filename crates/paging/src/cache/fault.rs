@@ -26,6 +26,7 @@ impl Cache {
         let index = index_of(page);
         self.stats.faults += 1;
         self.faults_seen = self.faults_seen.wrapping_add(1);
+        self.to_avoid = None;
         let Some(entry) = self.pages.get_mut(index as usize) else {
             self.outputs.push_back(Output::Wake { page });
             return;
@@ -41,6 +42,8 @@ impl Cache {
             }
             State::Resident if access == Access::WriteProtected => {
                 self.stats.unprotect_faults += 1;
+                // It was fetched, as the pages of late, or it would not be protected.
+                self.to_avoid = Some(self.to_avoid_fetch);
                 self.unprotect(index);
                 return;
             }
@@ -65,10 +68,12 @@ impl Cache {
         }
         let state = entry.state();
         let again = entry.has(WANTED);
+        let a = entry.a;
         entry.set(WANTED);
         if access != Access::Read {
             entry.set(WANTED_WRITE);
         }
+        self.to_avoid = self.to_avoid(state, a);
         let stream = if again || state == State::Evicting {
             None
         } else {
@@ -91,6 +96,16 @@ impl Cache {
             && self.waiting.is_empty()
         {
             self.run_stream(stream);
+        }
+    }
+
+    /// What would have avoided a fault on a page in `state`, with the word `a` of its entry.
+    fn to_avoid(&self, state: State, a: u32) -> Option<u64> {
+        match state {
+            State::Unmanaged | State::Fresh | State::Resident => None,
+            State::Evicting | State::Staged => Some(self.frames.evicting + self.frames.staged),
+            State::Remote => Some(self.to_keep(a)),
+            State::Fetching | State::Ready => Some(self.fetches[a as usize].to_avoid),
         }
     }
 
@@ -414,7 +429,7 @@ impl Cache {
             assert!(was_dirty || entry.has(COPY), "page {index} would be lost");
         } else {
             assert!(!was_dirty && entry.has(COPY) && !entry.has(STORING), "page {index} would be lost");
-            entry.set_state(State::Remote);
+            self.becomes_remote(index, self.evict_clock);
         }
     }
 
@@ -428,7 +443,7 @@ impl Cache {
             self.fetches[slot as usize].landing += 1;
             self.frames.landing += 1;
         } else {
-            entry.set_state(State::Remote);
+            self.becomes_remote(index, self.evict_clock);
         }
     }
 }

@@ -60,6 +60,8 @@ impl Cache {
     ) -> u32 {
         let slot = self.fetches.iter().position(|f| f.phase == FetchPhase::Free).expect("a free fetch slot");
         let slot = u32::try_from(slot).expect("few fetches");
+        let left = self.pages[index_of(extents[0].first) as usize].a;
+        self.to_avoid_fetch = self.to_keep(left);
         let mut offset = 0;
         for extent in &extents {
             for page in extent.pages() {
@@ -67,6 +69,7 @@ impl Cache {
                 let to_main = self.belongs_in_main(index, stream.is_some());
                 let entry = &mut self.pages[index as usize];
                 assert_eq!(entry.state(), State::Remote, "{page} is fetched but not remote");
+                self.curve.returned(entry.a);
                 entry.place(State::Fetching, slot, offset);
                 entry.put(TO_MAIN, to_main);
                 entry.put(TO_WRITE, writes);
@@ -99,6 +102,8 @@ impl Cache {
             expected: false,
             spare,
             serial: self.fetch_serial,
+            left,
+            to_avoid: self.to_avoid_fetch,
         };
         self.outputs.push_back(Output::Fetch { fetch: FetchId(slot), extents, demand, spare });
         slot
@@ -299,14 +304,15 @@ impl Cache {
     pub(super) fn abandon_fetch(&mut self, slot: u32) {
         let extents = self.fetches[slot as usize].extents.clone();
         let (stream, expected) = (self.fetches[slot as usize].stream, self.fetches[slot as usize].expected);
+        let left = self.fetches[slot as usize].left;
         let mut offset = 0;
         for extent in extents {
             for page in extent.pages() {
                 let index = index_of(page);
                 let entry = &mut self.pages[index as usize];
                 if entry.is_at(State::Ready, slot, offset) {
-                    entry.set_state(State::Remote);
                     entry.clear(super::page::GHOST);
+                    self.becomes_remote(index, left);
                     self.fetches[slot as usize].ready -= 1;
                 }
                 offset += 1;

@@ -77,8 +77,8 @@ impl Cache {
                     entry.state() == State::Fresh && !entry.has(STORING),
                     "{page} is adopted remote while it is {entry:?}"
                 );
-                entry.set_state(State::Remote);
                 entry.set(COPY);
+                self.becomes_remote(index_of(page), self.evict_clock);
             }
         }
         self.spare_gives_way(0);
@@ -147,7 +147,8 @@ impl Cache {
             State::Fetching => {
                 // Its frame stays reserved until the bytes arrive and are dropped.
             }
-            State::Fresh | State::Staged | State::Remote => {}
+            State::Remote => self.curve.returned(entry.a),
+            State::Fresh | State::Staged => {}
         }
         let keeps_ghost = matches!(entry.state(), State::Fresh | State::Remote);
         let entry = &mut self.pages[index as usize];

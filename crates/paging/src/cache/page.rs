@@ -8,7 +8,8 @@
 //!   Resident            previous page     next page      (a doubly linked queue through the array)
 //!   Evicting, Staged    batch slot        offset in the batch
 //!   Fetching, Ready     fetch slot        offset in the fetch
-//!   Remote, Fresh       eviction clock    --             (the ghost history of S3-FIFO, one for every page)
+//!   Remote              eviction clock    --             (the ghost history of S3-FIFO, one for every page, and `curve`)
+//!   Fresh               eviction clock    --             (as above, if it has a ghost)
 //! ```
 
 use std::fmt;
@@ -68,7 +69,7 @@ pub(super) const FROM_MAIN: Flag = Flag(1 << 13);
 pub(super) const TO_MAIN: Flag = Flag(1 << 14);
 /// Fetching, Ready: install writable on arrival.
 pub(super) const TO_WRITE: Flag = Flag(1 << 15);
-/// Remote, Fresh: word `a` holds an eviction clock.
+/// Remote, Fresh: word `a` holds an eviction clock, which counts for the choice of pages that stay.
 pub(super) const GHOST: Flag = Flag(1 << 16);
 /// Installed in this step: the install may yet fail, so the page may not leave.
 pub(super) const NEW: Flag = Flag(1 << 17);

@@ -138,6 +138,20 @@ impl Cache {
         self.queues.all[queue as usize].remove(&mut self.pages, index);
     }
 
+    /// From now on the content of a page that left at `clock` is at the servers only.
+    pub(super) fn becomes_remote(&mut self, index: u32, clock: u32) {
+        let entry = &mut self.pages[index as usize];
+        entry.set_state(State::Remote);
+        entry.a = clock;
+        self.curve.left(clock);
+    }
+
+    /// More pages with which a page that left at `clock` would be mapped still. Of those that are on their way
+    /// out there would be as many.
+    pub(super) fn to_keep(&self, clock: u32) -> u64 {
+        self.curve.newer(clock) + self.frames.evicting + self.frames.staged
+    }
+
     /// The history of a page that has just left.
     pub(super) fn remember(&mut self, index: u32, clock: u32) {
         let entry = &mut self.pages[index as usize];

@@ -60,6 +60,10 @@ pub(super) struct Fetch {
     pub spare: bool,
     /// The fetch's age, to drop the oldest idle one first.
     pub serial: u64,
+    /// The eviction clock when its first page left.
+    pub left: u32,
+    /// More pages with which it would not have been needed.
+    pub to_avoid: u64,
 }
 
 impl Fetch {
@@ -74,6 +78,8 @@ impl Fetch {
         expected: false,
         spare: false,
         serial: 0,
+        left: 0,
+        to_avoid: 0,
     };
 }
 

@@ -276,8 +276,9 @@ impl Cache {
             let entry = &mut self.pages[index as usize];
             if entry.is_at(State::Staged, slot, offset) {
                 assert!(!entry.has(DIRTY) && entry.has(COPY), "page {index} would be lost");
-                entry.set_state(State::Remote);
-                self.remember(index, self.batches[slot as usize].clock);
+                let clock = self.batches[slot as usize].clock;
+                self.becomes_remote(index, clock);
+                self.remember(index, clock);
                 if self.pages[index as usize].has(WANTED) {
                     self.want(index);
                 }

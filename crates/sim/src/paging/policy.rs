@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rampool_paging::cache::{
     Access, BatchId, Cache, CacheConfig, CacheStats, EvictOutcome, FetchId, Input, Output,
 };
+use rampool_paging::curve::{BUCKETS, Forecast, bucket_of};
 use rampool_wire::units::{Extent, PageIndex, total_pages};
 
 use super::pattern::Pattern;
@@ -53,6 +54,8 @@ pub struct Score {
     pub soft_faults: u64,
     /// Faults whose thread waited for the network.
     pub waits: u64,
+    /// Those of them that so many more pages would have avoided, as the cache estimates, by buckets.
+    pub avoidable: [u64; BUCKETS],
     pub stats: CacheStats,
 }
 
@@ -67,6 +70,12 @@ impl Score {
     #[must_use]
     pub fn wait_share(&self) -> f64 {
         share(self.waits, self.accesses)
+    }
+
+    /// How many accesses would have waited with so many more pages, as the cache estimates.
+    #[must_use]
+    pub fn waits_with(&self, more: u64) -> u64 {
+        Forecast::new(self.waits, &self.avoidable).with(more)
     }
 
     /// The share of accesses that faulted without waiting.
@@ -131,6 +140,7 @@ pub fn measure(workload: &Workload, config: CacheConfig, fetch_delay: usize) -> 
         mapped: 0,
         soft_faults: 0,
         waits: 0,
+        avoidable: [0; BUCKETS],
         stats: before.clone(),
     };
     let mut rng = Rng::new(11);
@@ -164,6 +174,7 @@ impl Plain {
         self.arrive(self.now);
         let mut faulted = false;
         let mut waited = false;
+        let mut avoid = None;
         loop {
             let access = match self.mapped.get(&page) {
                 Some(true) if write => Access::WriteProtected,
@@ -173,6 +184,7 @@ impl Plain {
             };
             faulted = true;
             self.tell(&Input::Fault { page: PageIndex(page), access });
+            avoid = self.cache.pages_to_avoid();
             while !self.mapped.contains_key(&page) {
                 waited = true;
                 let Some(&(at, _)) = self.arrivals.front() else {
@@ -184,6 +196,9 @@ impl Plain {
         }
         score.mapped += u64::from(!faulted);
         score.waits += u64::from(waited);
+        if let (true, Some(pages)) = (waited, avoid) {
+            score.avoidable[bucket_of(pages)] += 1;
+        }
         score.soft_faults += u64::from(faulted && !waited);
     }
 
