@@ -127,6 +127,8 @@ pub struct Curve {
     /// Pages of each group.
     sizes: [u32; GROUPS],
     used: usize,
+    /// The group of the latest change: pages that left together mostly return together.
+    latest: usize,
     /// The latest time, which does not wrap.
     now: u64,
     /// Groups of so many pages are small enough.
@@ -137,7 +139,7 @@ impl Curve {
     /// `detail`: pages to which the result is exact at best.
     #[must_use]
     pub fn new(detail: u64) -> Self {
-        Self { starts: [0; GROUPS], sizes: [0; GROUPS], used: 1, now: 0, detail: detail.max(1) }
+        Self { starts: [0; GROUPS], sizes: [0; GROUPS], used: 1, latest: 0, now: 0, detail: detail.max(1) }
     }
 
     /// Counts from here on in groups of so many pages.
@@ -166,8 +168,8 @@ impl Curve {
                 self.used += 1;
             }
         }
-        let group = self.group_of(clock);
-        self.sizes[group] += 1;
+        self.latest = self.group_of(clock);
+        self.sizes[self.latest] += 1;
     }
 
     /// How many pages have left after one that left at `clock`, and have not returned.
@@ -181,6 +183,7 @@ impl Curve {
     /// A page that left at `clock` is back, or has no content any more.
     pub fn returned(&mut self, clock: u32) {
         let group = self.group_of(clock);
+        self.latest = group;
         // A page that left more than 2^32 pages ago is taken for a younger one.
         let held = (0..=group).rev().chain(group + 1..self.used).find(|group| self.sizes[*group] > 0);
         self.sizes[held.expect("a page returns that did not leave")] -= 1;
@@ -188,6 +191,10 @@ impl Curve {
 
     fn group_of(&self, clock: u32) -> usize {
         let time = self.now.saturating_sub(u64::from(low(self.now).wrapping_sub(clock)));
+        let (from, next) = (self.latest, self.latest + 1);
+        if self.starts[from] <= time && (next == self.used || time < self.starts[next]) {
+            return from;
+        }
         self.starts[1..self.used].partition_point(|start| *start <= time)
     }
 
@@ -212,6 +219,7 @@ impl Curve {
             self.starts.copy_within(kept.., 0);
             self.sizes.copy_within(kept.., 0);
             self.used = GROUPS - kept;
+            self.latest = 0;
             part /= 2;
             if part == 0 {
                 // Only where the detail is far too fine for what has left.

@@ -61,7 +61,10 @@ impl Cache {
         let slot = self.fetches.iter().position(|f| f.phase == FetchPhase::Free).expect("a free fetch slot");
         let slot = u32::try_from(slot).expect("few fetches");
         let left = self.pages[index_of(extents[0].first) as usize].a;
-        self.to_avoid_fetch = self.to_keep(left);
+        self.to_avoid_fetch = match self.to_avoid {
+            Some(pages) if demand => pages,
+            _ => self.to_keep(left),
+        };
         let mut offset = 0;
         for extent in &extents {
             for page in extent.pages() {
