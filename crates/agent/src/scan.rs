@@ -16,6 +16,10 @@ const SMALLEST_BSS_BYTES: usize = 1 << 20;
 /// [`LARGEST_STACK_BYTES`].
 const LARGEST_GUARD_BYTES: usize = 64 << 10;
 const LARGEST_STACK_BYTES: usize = 64 << 20;
+/// The heaps that the GNU C library's `malloc` makes for threads begin at multiples of this. What a full one has
+/// left over at its end lies below the next one like a guard area. A stack begins behind its guard area: not
+/// there, unless its mapping begins a guard area before.
+const HEAP_BYTES: usize = 64 << 20;
 
 /// The whole pages that have `[start, end)`.
 #[must_use]
@@ -50,7 +54,9 @@ fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
             let has_guard = touches.is_some_and(|b| {
                 b.kind == VmaKind::Anonymous && !b.readable && !b.writable && b.bytes() <= LARGEST_GUARD_BYTES
             });
-            !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || has_guard && vma.bytes() <= LARGEST_STACK_BYTES)
+            let is_stack =
+                has_guard && vma.bytes() <= LARGEST_STACK_BYTES && !vma.start.is_multiple_of(HEAP_BYTES);
+            !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || is_stack)
         }
         VmaKind::MainStack | VmaKind::Kernel | VmaKind::File => false,
     }
@@ -112,6 +118,9 @@ mod tests {
         assert!(!is_candidate(&vma(big, big + 4096, VmaKind::Anonymous, true), None));
         let guard = vma(big - 4096, big, VmaKind::Anonymous, false);
         assert!(!is_candidate(&anonymous, Some(&guard)));
+        let heap = vma(HEAP_BYTES, 2 * HEAP_BYTES - 4096, VmaKind::Anonymous, true);
+        let left_over = vma(HEAP_BYTES - (24 << 10), HEAP_BYTES, VmaKind::Anonymous, false);
+        assert!(is_candidate(&heap, Some(&left_over)), "a heap of a thread above a full one");
         let arena = vma(0, big, VmaKind::Anonymous, false);
         assert!(is_candidate(&anonymous, Some(&arena)), "a large closed mapping below is no guard");
         let file = vma(0, big, VmaKind::File, true);
