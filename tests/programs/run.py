@@ -323,12 +323,6 @@ def arrays_that_grow_and_move(world, scale):
 
 
 @suite.test()
-def fresh_memory_as_fast_as_can_be(world, scale):
-    """The heaps that the C library makes for threads among it: one lies above what a full one has left over."""
-    corner(world, scale, "grow", scale.pick(1024, 384), scale.pick(4, 2), 2, local=24 * MIB, timeout=300, wants_absent=False)
-
-
-@suite.test()
 def stacks_and_signals(world, scale):
     corner(world, scale, "stacks", scale.pick(128, 32), scale.pick(10, 3), timeout=scale.pick(300, 90))
 
