@@ -17,7 +17,7 @@
 //!    tenants      what one tenant of a server notices of another
 //!    predict      parallel programs predicted for a slower link, compared with the same programs on it
 //!    programs     programs at a quarter of their memory, compared with native and kernel swap
-//!    redundancy   two copies of each page compared with one
+//!    redundancy   two copies of each page compared with one; what is noticed of a server that fails
 //!   report       rounds, medians, ratios; text and JSON
 //!   trial        one run of a program, natively or under `rampool run`
 //!   peer         the raw other end: pages on request, streams

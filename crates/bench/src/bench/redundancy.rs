@@ -1,5 +1,8 @@
 //! What a second copy of each page costs: the same programs on the same two servers, over loopback TCP, with one
-//! copy and with two. A read needs one copy; what is written travels twice.
+//! copy and with two. A read needs one copy; what is written travels twice. And what the copies are for: what
+//! a reader notices when one of three servers fails ([`stalls`]).
+
+mod stalls;
 
 use std::time::Duration;
 
@@ -29,6 +32,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("redundancy", common.quick);
     report.note("two servers over loopback TCP on this machine, which share its CPUs with the program; not pinned; programs at a quarter of their own peak");
+    stalls::measure(common, &mut report)?;
     faults(common, &mut report)?;
     let bench = Bench { common, ways: &WAYS, local_percent: 25, swap: None, deadline: DEADLINE };
     let most = |most| Wanted { two_copies: Some(Reach::AtMost(most)), ..Wanted::default() };

@@ -81,7 +81,12 @@ impl Report {
     /// The median of the ratios of neighbours: `a[n] / b[n]`.
     pub fn ratio(&mut self, name: &str, a: &[f64], b: &[f64], reach: Option<Reach>) -> f64 {
         let ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
-        let [low, middle, high] = quartiles(&ratios);
+        self.figure(name, &ratios, reach)
+    }
+
+    /// The median of samples, next to what it should reach.
+    pub fn figure(&mut self, name: &str, samples: &[f64], reach: Option<Reach>) -> f64 {
+        let [low, middle, high] = quartiles(samples);
         let spread = format!("quartiles {} to {}", short(low), short(high));
         match reach {
             Some(reach) => {
