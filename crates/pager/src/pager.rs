@@ -1442,7 +1442,7 @@ impl<B: Backing> Pager<B> {
             Advice::AskFor(_) | Advice::Anywhere => None,
         };
         let pinned = match cpu {
-            cpu if cpu == self.follow.cpu() && advice != Advice::Anywhere => Ok(()),
+            cpu if cpu == self.follow.cpu() => Ok(()),
             Some(cpu) => rampool_kernel::thread::pin_to_cpu(cpu),
             None => rampool_kernel::thread::unpin(),
         };

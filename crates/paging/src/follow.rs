@@ -25,7 +25,7 @@ const LONGEST_PAUSE: u32 = 1 << 14;
 pub enum Advice {
     /// The thread's CPU is where the pager belongs; tell [`Follow::moved`].
     AskFor(u32),
-    /// Several threads have faults: any CPU will do.
+    /// Several threads have faults: any CPU will do; tell [`Follow::moved`].
     Anywhere,
 }
 
@@ -90,7 +90,7 @@ impl Follow {
         if single { Some(Advice::AskFor(thread)) } else { self.cpu.take().map(|_| Advice::Anywhere) }
     }
 
-    /// The pager is kept on this CPU now, the one of the thread that was asked for.
+    /// The pager is kept on this CPU now: the one of the thread that was asked for, or none.
     pub fn moved(&mut self, cpu: Option<usize>) {
         let moves = cpu != std::mem::replace(&mut self.cpu, cpu);
         if !self.suspects || cpu.is_none() {
@@ -157,8 +157,9 @@ mod tests {
         let mut follow = Follow::default();
         follow.fault(1, false);
         follow.moved(Some(0));
-        let advice: Vec<Advice> =
-            (0..2 * SAMPLE).filter_map(|fault| follow.fault(fault % 3, false)).collect();
+        let advice: Vec<Advice> = (0..2 * SAMPLE)
+            .filter_map(|fault| follow.fault(fault % 3, false).inspect(|_| follow.moved(None)))
+            .collect();
         assert_eq!(advice, [Advice::Anywhere]);
         assert_eq!(follow.cpu(), None);
     }
