@@ -200,37 +200,40 @@ def forks_and_new_programs_after_a_loss(world, scale):
         scale.note(f"{how}: {outcome.wall:.2f} s")
 
 
+AGAIN = "every page has 2 copies again"
+
+
+def any_one_can_be_lost(running, servers, scale):
+    """Any of the servers has all of its pages."""
+    servers[scale.seed % len(servers)].kill()
+    time.sleep(2)
+    check(not running.ended(), f"{len(servers)} servers: it ended with a loss: {running.said()}")
+    running.process.send_signal(signal.SIGKILL)
+    outcome = running.finish(60)
+    check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+
+
 @suite.test()
 def each_server_in_turn_goes_and_comes_back(world, scale):
     """What one has missed it gets; so each of them may go, one after the other, and at last be lost."""
     for number in scale.pick((2, 3, 5), (2, 3)):
         servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
         running = steady(world, servers)
-        again = "every page has 2 copies again"
         for round, server in enumerate(servers):
             time.sleep(0.5)
             server.process.send_signal(signal.SIGSTOP)
             wait_until("said to be gone", lambda: running.said().count("does not answer") > round or running.ended(), 30)
             time.sleep(2)
             server.process.send_signal(signal.SIGCONT)
-            wait_until("caught up", lambda: running.said().count(again) > round or running.ended(), 60)
+            wait_until("caught up", lambda: running.said().count(AGAIN) > round or running.ended(), 60)
             check(not running.ended(), f"{number} servers: it ended after {round} were stopped: {running.said()}")
-        # Any of them has all of its pages again.
-        servers[scale.seed % number].kill()
-        time.sleep(2)
-        check(not running.ended(), f"{number} servers: it ended with a loss: {running.said()}")
-        running.process.send_signal(signal.SIGKILL)
-        outcome = running.finish(60)
-        check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+        any_one_can_be_lost(running, servers, scale)
 
 
 def restart(world, server, memory="900M"):
     """Another run of a server, at the same address, with nothing of what the first one had."""
     server.kill()
     return world.serve(memory, listen=server.address, name="again")
-
-
-AGAIN = "every page has 2 copies again"
 
 
 def restarts_in_turn(world, running, servers, rounds, what, pause_s=0.5, memory="900M"):
@@ -255,13 +258,7 @@ def each_server_is_restarted_in_turn_twice(world, scale):
         servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
         running = steady(world, servers)
         check(restarts_in_turn(world, running, servers, number * 2, f"{number} servers"), f"{number} servers: it ended: {running.said()}")
-        # Any of them has all of its pages.
-        servers[scale.seed % number].kill()
-        time.sleep(2)
-        check(not running.ended(), f"{number} servers: it ended with a loss: {running.said()}")
-        running.process.send_signal(signal.SIGKILL)
-        outcome = running.finish(60)
-        check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+        any_one_can_be_lost(running, servers, scale)
 
 
 @suite.test()
