@@ -66,7 +66,12 @@ impl Drop for RunDir {
 
 /// Whether any part of a run is left: its `rampool run`, its caretaker, or a process.
 pub fn is_under_way(pid: u32, run: &Path) -> bool {
-    Path::new("/proc").join(pid.to_string()).exists() || is_lived_in(run)
+    lives(pid.into()) || is_lived_in(run)
+}
+
+/// Whether there is a process with this number.
+pub fn lives(process: u64) -> bool {
+    Path::new("/proc").join(process.to_string()).exists()
 }
 
 /// Whether any process uses a run's directory, whatever process id its `rampool run` has, or had.

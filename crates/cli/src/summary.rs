@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use rampool_kernel::words::show;
 use rampool_wire::units::ByteLen;
 
 use crate::advice::{Choice, argument, choices};
-use crate::copies;
+use crate::{copies, rundir};
 
 const PAGE: u64 = 4096;
 
@@ -260,8 +259,7 @@ pub struct ProgressLine {
 impl ProgressLine {
     /// `local`: of each process.
     pub fn show(&mut self, processes: &[StatsSnapshot], local: ByteLen, elapsed: Duration) {
-        let lives = |process: u64| Path::new("/proc").join(process.to_string()).exists();
-        let text = self.text(processes, lives, local, elapsed);
+        let text = self.text(processes, rundir::lives, local, elapsed);
         show(&format!("\r\x1b[K{text}"));
         self.shown = true;
     }

@@ -1,7 +1,6 @@
 //! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are back, and
 //! tells the processes of the run.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rampool_client::pool::{Pool, ServerState, ServerStats};
@@ -45,7 +44,7 @@ impl Redundancy {
             }
         }
         let mut processes = rundir::read_stats(&self.settings.run_dir);
-        processes.retain(|process| Path::new("/proc").join(process.pid.to_string()).exists());
+        processes.retain(|process| rundir::lives(process.pid));
         self.tell_silent(pool, &processes);
         self.tell_whole(pool, &processes);
         if self.knocked.elapsed() >= KNOCK_EVERY {
