@@ -178,12 +178,12 @@ want = np.arange(0, rows, 512) * 16 + 3
 column = np.arange(rows) * 16 + 3
 total = int(column[column > 8 * rows].sum())
 for round in range(rounds + 1):
-    some, a = timed(lambda: t[::512, 3])
-    every, b = timed(lambda: t[:][::512, 3])
+    some, a = timed(lambda: np.asarray(t[::512, 3]))
+    every, b = timed(lambda: np.asarray(t)[::512, 3])
     assert (a == want).all() and (b == want).all()
-    there, c = timed(lambda: t.at[:, 3].sum(where=t.at[:, 3] > 8 * rows))
+    there, c = timed(lambda: t[:, 3].sum(where=t[:, 3] > 8 * rows))
     def fetch():
-        column = t[:, 3]
+        column = np.asarray(t[:, 3])
         return column.sum(where=column > 8 * rows)
     here, d = timed(fetch)
     assert c == d == total, (c, d, total)

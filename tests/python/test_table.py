@@ -109,7 +109,7 @@ def test_sums_are_numpys(pool, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for key in [np.s_[:, 3], np.s_[::-2, 1], np.s_[...], np.s_[5]]:
-            part, same = there.at[key], here[key]
+            part, same = there[key], here[key]
             assert part.sum() == pytest.approx(same.sum(), rel=1e-5)
             assert part.sum().dtype == same.sum().dtype
             assert (part.min(), part.max(), part.count()) == (same.min(), same.max(), same.size)
@@ -126,15 +126,15 @@ def test_sums_are_numpys(pool, dtype):
                 condition = getattr(part, f"__{name}__")(limit)
                 assert part.count(condition) == test(same, limit).sum()
                 assert condition.positions().tolist() == np.flatnonzero(test(same, limit)).tolist()
-        other = there.at[:, 1] > 10
+        other = there[:, 1] > 10
         mask = here[:, 1] > 10
-        assert there.at[:, 3].sum(where=other) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
-        assert there.at[:, 3].sum(where=mask) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
-        assert there.at[::-1, 3].max(where=there.at[::-1, 1] > 10) == here[mask, 3].max()
-        np.testing.assert_array_equal(there.at[:, 3].where(other), here[mask, 3])
-        np.testing.assert_array_equal(there[there.at[:, 1] > 10], here[mask])
+        assert there[:, 3].sum(where=other) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
+        assert there[:, 3].sum(where=mask) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
+        assert there[::-1, 3].max(where=there[::-1, 1] > 10) == here[mask, 3].max()
+        np.testing.assert_array_equal(there[:, 3][other], here[mask, 3])
+        np.testing.assert_array_equal(there[there[:, 1] > 10], here[mask])
         # No number of the column's kind.
-        assert there.at[:, 3].count(there.at[:, 3] > 2.5) == (here[:, 3] > 2.5).sum()
+        assert there[:, 3].count(there[:, 3] > 2.5) == (here[:, 3] > 2.5).sum()
 
 
 def test_sums_of_integers_wrap_as_numpys(pool):
@@ -146,22 +146,23 @@ def test_sums_of_integers_wrap_as_numpys(pool):
 def test_the_servers_work_out_what_they_can(pool):
     there, _ = both(pool, (100_000, 8), "i8")
     before = sum(server["received_bytes"] for server in pool.servers())
-    there.at[:, 3].sum(where=there.at[:, 3] > 5)
-    there[::512, 3]
+    there[:, 3].sum(where=there[:, 3] > 5)
+    np.asarray(there[::512, 3])
     received = sum(server["received_bytes"] for server in pool.servers()) - before
     assert received < 20_000, "of a column of 800,000 bytes"
 
 
 def test_one_warning_where_servers_cannot(pool):
     there, here = both(pool, 100, "i2")
-    from rampool import _table
+    from rampool import _duck
 
-    _table._warned.clear()
+    _duck._warned.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert there.sum() == here.sum(dtype="i8")
         there.sum()
-    assert len(seen) == 1 and "int16" in str(seen[0].message)
+    assert len(seen) == 1 and "int16" in str(seen[0].message) and "200 bytes" in str(seen[0].message)
+    assert seen[0].category is rampool.FetchWarning and seen[0].filename == __file__
 
 
 def test_elements_are_updated_at_once(pool):
@@ -183,14 +184,14 @@ def test_what_makes_no_sense_says_what(pool):
     with pytest.raises(TypeError, match="complex128"):
         there[0] = 1j
     with pytest.raises(ValueError, match="where="):
-        if there.at[:, 0] > 1:
+        if there[:, 0] > 1:
             pass
     with pytest.raises(ValueError):
-        there.at[:, 0].sum(where=there.at[3] > 1)
+        there[:, 0].sum(where=there[3] > 1)
     with pytest.raises(TypeError):
-        there.at[:, 0].sum(where=[1] * 10)
+        there[:, 0].sum(where=[1] * 10)
     with pytest.raises(ValueError, match="min"):
-        there.at[:, 0].min(where=there.at[:, 0] > 10**9)
+        there[:, 0].min(where=there[:, 0] > 10**9)
     with pytest.raises(TypeError, match="i4, u4"):
         pool.remote(None, 3, "i2").fetch_add(0, 1)
     with pytest.raises(TypeError):
@@ -203,23 +204,25 @@ def test_arrays_by_name(pool):
     there = pool.remote("table", (10, 4), "i4")
     there[...] = 7
     with rampool.Pool.join(pool.ticket) as again:
-        opened = [again.remote("table", (10, 4), "i4"), again.remote("table"), pool.remote("table", (10, 4))]
+        opened = [again.remote("table", (10, 4), "i4"), again.open("table"), pool.remote("table", (10, 4))]
         for array in opened:
             assert (array.shape, array.dtype, array.sum()) == ((10, 4), np.int32, 280)
         wrong = [((5, 8), "i4"), ((10, 4), "f4"), ((10, 4), ">i4"), ((10, 5), "i4"), ((5, 4), "f8")]
-        for shape, dtype in [*wrong, (None, "f4"), (40, None)]:
-            with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32"):
+        for shape, dtype in [*wrong, (40, None)]:
+            with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32.*pool.open.*pool.delete"):
                 again.remote("table", shape, dtype)
-        with pytest.raises(rampool.NotFound):
-            again.remote("none")
-        with pytest.raises(ValueError, match="shape"):
-            again.remote(None)
-        again.remote("table").free()
+        with pytest.raises(ValueError, match="float32"):
+            again.open("table", "f4")
+        with pytest.raises(rampool.NotFound, match="none"):
+            again.open("none")
+        with pytest.raises(ValueError, match="rampool's own"):
+            again.remote("rampool.mine", 3)
+        again.open("table").free()
         with pytest.raises((rampool.NotFound, rampool.NotAllowed)):
-            there[0]
+            there[0, 0]
         # What was said about the last of that name does not hold for the next.
         assert again.remote("table", 20).dtype == np.float64
-        assert pool.remote("table").shape == (20,)
+        assert pool.open("table").shape == (20,)
 
 
 def test_records_by_name(pool):
@@ -227,9 +230,9 @@ def test_records_by_name(pool):
     for name, dtype in [("record", kind), ("time", "M8[ns]"), ("text", "U7"), ("bytes", "V3")]:
         dtype = np.dtype(dtype)
         pool.remote(name, (3, 2), dtype)
-        assert pool.remote(name).dtype == dtype and pool.remote(name, dtype=dtype).shape == (3, 2)
+        assert pool.open(name).dtype == dtype and pool.open(name, dtype).shape == (3, 2)
         with pytest.raises(ValueError, match="dtype"):
-            pool.remote(name, dtype="i8")
+            pool.open(name, "i8")
     for dtype in ["(2,)i4", [("a", object)]]:
         with pytest.raises(TypeError):
             pool.remote("subarray", 3, dtype)
@@ -239,8 +242,8 @@ def test_regions_that_python_did_not_make(pool):
     raw = pool._region_array("raw", (8,), np.dtype("u1"))
     raw[...] = range(8)
     with pytest.raises(ValueError, match="dtype"):
-        pool.remote("raw")
-    assert pool.remote("raw", dtype="u2").shape == (4,)
+        pool.open("raw")
+    assert pool.open("raw", "u2").shape == (4,)
     with pytest.raises(ValueError, match="8"):
         pool.remote("raw", 9, "u1")
     # The first who says what it is decides.
@@ -261,7 +264,7 @@ def work(pool, n):
             made.append((k, str(pool.remote(f"race{k}", 10, ["i8", "f8"][n % 2]).dtype)))
         except ValueError:
             pass
-        assert str(pool.remote(f"race{k}").dtype) in ("int64", "float64")
+        assert str(pool.open(f"race{k}").dtype) in ("int64", "float64")
 threads = [threading.Thread(target=work, args=(pool, n)) for n, pool in enumerate(pools)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
@@ -409,6 +412,16 @@ def test_a_closed_pool_says_so(server):
             call()
 
 
+def test_a_lease_of_no_stated_size(own_server):
+    # The server lends 256 MiB: not the 1 GiB that is usual, but all of it.
+    with rampool.connect(own_server.address) as pool:
+        assert 200 << 20 < sum(each["lease_bytes"] for each in pool.servers()) <= 256 << 20
+        with pytest.raises(rampool.NoRoom, match="memory"):
+            rampool.connect(own_server.address)
+    with rampool.connect(f"{own_server.address}=1M") as pool:
+        assert pool.servers()[0]["lease_bytes"] == 1 << 20
+
+
 def test_what_connect_is_given(server, monkeypatch):
     monkeypatch.delenv("RAMPOOL_SERVERS", raising=False)
     with pytest.raises(ValueError, match="no memory server"):
@@ -421,8 +434,6 @@ def test_what_connect_is_given(server, monkeypatch):
         rampool.connect(server, memory="1M", nonsense=1)
     with pytest.raises(ValueError, match="page-size"):
         rampool.connect(server, memory="1M", page_size="much")
-    with pytest.raises(ValueError, match="memory"):
-        rampool.connect(server)
     monkeypatch.setenv("RAMPOOL_SERVERS", server)
     with rampool.connect(memory="1M", compression=True) as pool:
         assert pool.servers()[0]["lease_bytes"] == 1 << 20
