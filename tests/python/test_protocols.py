@@ -528,6 +528,20 @@ def test_complex_parts_are_views(pool):
     assert there.imag.sum() == here.imag.sum()
 
 
+def test_bytes_are_viewed_as_another_dtype(pool):
+    here = np.arange(24, dtype="i4").reshape(4, 6)
+    there = placed(pool, here)
+    for dtype in ("u1", "f8", "i4", [("a", "i2"), ("b", "u2")]):
+        got = there.view(dtype)
+        assert isinstance(got, rampool.RemoteArray)
+        alike(got, here.view(dtype), dtype)
+    there.view("i8")[1] = here.view("i8")[1] = 5
+    alike(there, here, "written")
+    for wrong in [lambda a: a.T.view("i8"), lambda a: a.view("V5"), lambda a: a.view(object)]:
+        with pytest.raises((ValueError, TypeError)):
+            wrong(there)
+
+
 def test_shared_memory_is_known(pool):
     there, other = pool.remote(None, 10), pool.remote(None, 10)
     assert np.shares_memory(there[3:], there[:4]) and not np.shares_memory(there, other) and not np.may_share_memory(there, np.zeros(3))

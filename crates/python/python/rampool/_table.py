@@ -358,6 +358,10 @@ class RemoteArray(Duck):
         step = self._direct.start_put(self._region, picks.inner._low(), layout, _as_bytes(rows))
         return Pending(self._direct, [step], lambda _: None)
 
+    def view(self, dtype: npt.DTypeLike | None = None) -> Self:
+        """The same bytes as another dtype, as a view at the servers."""
+        return self._viewed(lambda array: array if dtype is None else array.view(dtype))
+
     def _put_fields(self, key: Any, source: Array) -> Pending:
         """Field by field: what lies in between is not this array's, or nobody's."""
         names = self.dtype.names or ()

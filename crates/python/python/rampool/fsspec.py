@@ -131,8 +131,9 @@ class _Content:
 
 
 class _File(io.RawIOBase):
-    """An open file. Each thread that moves in it has a place of its own: DuckDB seeks and then reads, from
-    several threads at a time."""
+    """An open file. A thread that moves in it has that place for its next read or write: DuckDB seeks and then
+    reads, from several threads at a time. Otherwise the place is everybody's, as with other files: Arrow
+    writes on from whatever thread it is in."""
 
     def __init__(self, content: _Content, mode: str) -> None:
         super().__init__()
@@ -150,9 +151,9 @@ class _File(io.RawIOBase):
     def _at(self) -> int:
         return self._places.get(threading.get_ident(), self._latest)
 
-    @_at.setter
-    def _at(self, place: int) -> None:
-        self._places[threading.get_ident()] = self._latest = place
+    def _moved(self, place: int) -> None:
+        self._places.pop(threading.get_ident(), None)
+        self._latest = place
 
     def readable(self) -> bool:
         return self._may_read
@@ -166,8 +167,9 @@ class _File(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if not self._may_read:
             raise io.UnsupportedOperation("this file was opened for writing")
-        read = self._content.read(self._at, memoryview(buffer).cast("B"))
-        self._at += read
+        at = self._at
+        read = self._content.read(at, memoryview(buffer).cast("B"))
+        self._moved(at + read)
         return read
 
     def write(self, buffer: Any) -> int:
@@ -175,16 +177,17 @@ class _File(io.RawIOBase):
             raise io.UnsupportedOperation("this file was opened for reading")
         view = memoryview(buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        self._content.write(self._at, view)
-        self._at += len(view)
+        at = self._at
+        self._content.write(at, view)
+        self._moved(at + len(view))
         return len(view)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.size}[whence]
         if start + offset < 0:
             raise ValueError(f"there is no place {start + offset} in a file")
-        self._at = start + offset
-        return self._at
+        self._places[threading.get_ident()] = self._latest = start + offset
+        return start + offset
 
     def tell(self) -> int:
         return self._at
