@@ -127,6 +127,12 @@ def test_a_transposed_array_is_as_any_other(pool, dtype):
             alike(there, here, "add_at")
 
 
+def test_views_of_one_element_are_elements(pool):
+    there, here = placed(pool, np.array(5)), np.array(5)
+    for view in (np.flip, np.transpose, np.squeeze, lambda a: a.T, lambda a: a[...], lambda a: a.reshape(1, 1), lambda a: np.expand_dims(a, 0), lambda a: a[True], lambda a: a[np.False_]):
+        alike(view(there), view(here), "of no dimensions")
+
+
 def test_a_shape_that_needs_a_copy_is_fetched(pool):
     here = np.arange(24).reshape(4, 6)
     there = placed(pool, here)

@@ -27,7 +27,7 @@ KEYS_2D = [
     np.s_[...], np.s_[:], np.s_[3], np.s_[-1, -2], np.s_[::7, 3], np.s_[::-3, ::-2], np.s_[5:5], np.s_[10:2:-1, 1:4], np.s_[None, 3, :, None],
     np.s_[..., 2], np.s_[[5, 5, 2]], np.s_[[5, 5, 2], 1], np.s_[[5, 2], [1, 0]], np.s_[np.array([[1, 2], [3, 4]])], np.s_[:, [3, 0, 3]],
     np.s_[[-1, 0], ::-1], np.s_[np.array([[0], [9]]), [1, 4]], np.s_[2:40:5, [0, 4]], np.s_[[], :], np.s_[[1, 2], None, 3], np.s_[4, [0, 2, 2]],
-    np.s_[np.array(3)],
+    np.s_[np.array(3)], np.s_[True], np.s_[False], np.s_[None, True, 3], np.s_[3, np.True_, [1, 2]], np.s_[np.zeros(0, bool)],
 ]  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_elements_are_updated_at_once(pool):
 
 def test_what_makes_no_sense_says_what(pool):
     there, _ = both(pool, (10, 4), "i8")
-    for key in [10, -11, (0, 4), (0, 0, 0), [10], np.zeros((3, 3), bool), 1.5, "x", (..., ...), True]:
+    for key in [10, -11, (0, 4), (0, 0, 0), [10], np.zeros((3, 3), bool), 1.5, "x", (..., ...)]:
         with pytest.raises(IndexError):
             there[key]
     with pytest.raises(ValueError):

@@ -38,14 +38,14 @@ def function(called: Function, words: Sequence[Any], named: dict[str, Any]) -> A
     """What NumPy asks of an array for each function."""
     first = words[0] if words else named.get("a")
     if isinstance(first, Duck):
-        if called in _VIEWS and words:
+        if called in _VIEWS and words and _is_view(called, first, words, named):
             return first._viewed(lambda array: called(array, *words[1:], **named))
         if called in _METHODS:
             return _method(
                 _METHODS[called], first, words[1:], {key: each for key, each in named.items() if key != "a"}
             )
         if called in _LIKE and words:
-            return called(np.broadcast_to(np.zeros((), first.dtype), first.shape), *words[1:], **named)
+            return called(_one_element(first), *words[1:], **named)
         if called in _WRITERS and words:
             return _write(called, first, words[1:], named)
     own = _OWN.get(called)
@@ -54,6 +54,17 @@ def function(called: Function, words: Sequence[Any], named: dict[str, Any]) -> A
         if result is not NotImplemented:
             return result
     return call(f"np.{called.__name__}", called, words, named)
+
+
+def _is_view(called: Function, array: Duck, words: Sequence[Any], named: dict[str, Any]) -> bool:
+    """Whether NumPy makes a view, tried with one element of memory: of an array without memory nothing may be
+    read. Of no dimensions it makes a scalar."""
+    result = called(_one_element(array), *words[1:], **named)
+    return isinstance(result, np.ndarray) and result.base is not None
+
+
+def _one_element(array: Duck) -> Any:
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def _method(name: str, array: Duck, words: Sequence[Any], named: dict[str, Any]) -> Any:

@@ -798,7 +798,7 @@ def _entries(key: Any, ndim: int) -> list[Any]:
         if word is None or word is ... or isinstance(word, slice):
             plain.append(word)
         elif isinstance(word, (bool, np.bool_)):
-            raise IndexError("a boolean does not select elements; give a mask of the array's shape")
+            plain.append(np.asarray(word))
         elif isinstance(word, (int, np.integer)):
             plain.append(int(word))
         elif isinstance(word, Condition):
@@ -877,7 +877,10 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
             continue
         if isinstance(entry, np.ndarray) and entry.dtype == np.bool_:
             sizes = array.shape[axis : axis + entry.ndim]
-            if entry.shape != sizes:
+            if entry.ndim == 0:
+                key.append(entry)
+                continue
+            if any(n not in (size, 0) for n, size in zip(entry.shape, sizes, strict=True)):
                 raise IndexError(f"a mask of shape {entry.shape} does not fit dimensions {sizes}")
             for index in np.nonzero(entry):
                 contents.append(index.astype(np.int64) * array._strides[axis])
@@ -900,7 +903,7 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
             key.append(np.arange(entry.size).reshape(entry.shape))
         axis += 1
     lattice = tuple(content.size for content in contents)
-    offsets: Any = 0
+    offsets: Any = np.zeros(lattice, np.int64)[tuple(key)]
     for at, content in enumerate(contents):
         along = content.reshape([-1 if axis == at else 1 for axis in range(len(contents))])
         offsets = offsets + np.broadcast_to(along, lattice)[tuple(key)]
