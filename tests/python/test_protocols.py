@@ -133,6 +133,31 @@ def test_views_of_one_element_are_elements(pool):
         alike(view(there), view(here), "of no dimensions")
 
 
+def test_shapes_of_views_are_numpys():
+    from rampool._duck import _Copies, _reshaped
+
+    random = np.random.default_rng(6)
+    for _ in range(2000):
+        shape = random.choice([1, 1, 2, 3, 4, 6], random.integers(0, 5))
+        array = np.zeros(shape * 2, "i4")[(..., *(slice(None, n * step, step) for n, step in zip(shape, random.choice([1, 1, 2], shape.size), strict=True)))]
+        array = array.transpose(random.permutation(array.ndim)) if random.random() < 0.3 else array
+        left, sizes = array.size, []
+        while left > 1:
+            sizes.append(int(random.choice([n for n in range(2, left + 1) if left % n == 0])))
+            left //= sizes[-1]
+        for at in random.integers(0, len(sizes) + 1, random.integers(0, 3)):
+            sizes.insert(at, 1)
+        order = random.choice(list("CFA"))
+        want = array.reshape(sizes, order=order)
+        try:
+            got = _reshaped(array, sizes, order)
+        except _Copies:
+            assert not np.shares_memory(want, array), (array.shape, array.strides, sizes, order)
+        else:
+            assert np.shares_memory(want, array) and got.shape == want.shape and got.ctypes.data == want.ctypes.data
+            assert all(n == 1 or a == b for n, a, b in zip(got.shape, got.strides, want.strides, strict=True))
+
+
 def test_a_shape_that_needs_a_copy_is_fetched(pool):
     here = np.arange(24).reshape(4, 6)
     there = placed(pool, here)

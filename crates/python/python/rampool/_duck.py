@@ -7,6 +7,7 @@ itself says which, on an array of the same strides that has no memory.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import sys
@@ -391,24 +392,54 @@ class _Copies(Exception):
 
 
 def _reshaped(array: Array, shape: Any, order: Any) -> Array:
-    """A view of another shape; the elements are not touched."""
-    if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
-        try:
-            return array.reshape(shape, order=order, copy=False)
-        except ValueError as error:
-            if "copy" in str(error):
-                raise _Copies from None
-            raise
-    # Says what is wrong with the shape, without the elements.
-    sizes = np.broadcast_to(np.zeros((), "?"), array.shape).reshape(shape).shape if order == "C" else None
-    if sizes is None:
-        raise _Copies
-    view = array.view()
-    try:
-        view.shape = sizes
-    except AttributeError:
-        raise _Copies from None
-    return view
+    """A view of another shape. NumPy's own `reshape` of before 2.1 copies first, and looks then whether it had
+    to: of an array without memory it must not."""
+    if order == "A":
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    if order == "F":
+        return _reshaped(array.T, _whole(shape, array.size)[::-1], "C").T
+    sizes = _whole(shape, array.size)
+    strides = _reshaped_strides(array, sizes)
+    return np.lib.stride_tricks.as_strided(array, sizes, strides)
+
+
+def _whole(shape: Any, size: int) -> tuple[int, ...]:
+    """A shape with what -1 stands for."""
+    sizes = [operator.index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    rest = math.prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and rest > 0 and size % rest == 0:
+        sizes[sizes.index(-1)] = size // rest
+    if any(n < 0 for n in sizes) or math.prod(sizes) != size:
+        raise ValueError(f"cannot reshape an array of {size} elements into shape {tuple(sizes)}")
+    return tuple(sizes)
+
+
+def _reshaped_strides(array: Array, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the same elements in another shape, in C order: groups of dimensions with as many elements are
+    found on both sides, and those of the array must be dense."""
+    strides = [array.itemsize] * len(sizes)
+    if array.size == 0:
+        return tuple(strides)
+    old = [(n, stride) for n, stride in zip(array.shape, array.strides, strict=True) if n != 1]
+    first, start = 0, 0
+    while first < len(old):
+        last, stop, have, want = first + 1, start + 1, old[first][0], sizes[start]
+        while have != want:
+            if want < have:
+                want *= sizes[stop]
+                stop += 1
+            else:
+                have *= old[last][0]
+                last += 1
+        for (_, outer), (n, stride) in zip(old[first : last - 1], old[first + 1 : last], strict=True):
+            if outer != n * stride:
+                raise _Copies
+        stride = old[last - 1][1]
+        for at in range(stop - 1, start - 1, -1):
+            strides[at] = stride
+            stride *= sizes[at]
+        first, start = last, stop
+    return tuple(strides)
 
 
 def put_result(result: Any, out: Any, casting: Any = "same_kind") -> Any:
