@@ -200,6 +200,58 @@ def test_what_makes_no_sense_says_what(pool):
         pool.remote(None, (3, 0))
 
 
+def test_what_is_wrong_and_how_to_mend_it(pool, own_server):
+    """Each mistake has an exception of the kind that programs catch, which says both."""
+    there = pool.remote("used", (10, 4), "i4")
+    closed = rampool.connect(own_server.address, memory="16M")
+    gone = closed.remote("gone", 10)
+    lazy = gone + 1
+    closed.close()
+    full = rampool.connect(own_server.address, memory="2M", op_deadline_ms=1000)
+    small = full.remote("small", 10)
+    for call, kind, says in [
+        (lambda: pool.remote("used", (10, 5), "i4"), ValueError, r"shape \(10, 4\).*pool.open\('used'\).*pool.delete"),
+        (lambda: pool.remote("used", (10, 4), "f4"), ValueError, "dtype int32.*pool.open"),
+        (lambda: pool.open("used", "i8"), ValueError, "dtype int32"),
+        (lambda: pool.open("unknown"), rampool.NotFound, "unknown"),
+        (lambda: pool.delete("unknown"), rampool.NotFound, "unknown"),
+        (lambda: pool.remote("x", (0, 3)), ValueError, "at least one element"),
+        (lambda: pool.remote("x", 3, object), TypeError, "numbers"),
+        (lambda: there.__setitem__(0, [1, 2, 3]), ValueError, "broadcast"),
+        (lambda: there.__setitem__(0, 1.5), TypeError, "astype"),
+        (lambda: there.reshape(7), ValueError, r"40 elements into shape \(7,\)"),
+        (lambda: there.sum(axis=2), IndexError, "axis 2 is out of bounds"),
+        (lambda: there.sum(where=there[0] > 1, axis=0, nonsense=1), TypeError, "nonsense"),
+        (lambda: there.sum(where=[1, 2, 3, 4]), TypeError, "booleans"),
+        (lambda: there.max(axis=0, where=there > 1), ValueError, "initial="),
+        (lambda: there + np.zeros(3), ValueError, "broadcast"),
+        (lambda: np.add(there, 0.5, out=there), TypeError, "casting"),
+        (lambda: np.add(there, np.zeros((2, 10, 4), "i4"), out=there), ValueError, "non-broadcastable"),
+        (lambda: bool(there > 1), ValueError, "any.*where="),
+        (lambda: int(there), TypeError, "one element"),
+        (lambda: there["field"], IndexError, "only integers"),
+        (lambda: gone.sum(), rampool.Closed, "connect"),
+        (lambda: gone[3], rampool.Closed, "connect"),
+        (lambda: np.asarray(gone), rampool.Closed, "connect"),
+        (lambda: lazy.max(), rampool.Closed, "connect"),
+        (lambda: gone.fill(1), rampool.Closed, "connect"),
+        (lambda: closed.open("gone"), rampool.Closed, "connect"),
+        (lambda: closed.list(), rampool.Closed, "connect"),
+        (lambda: closed.delete("gone"), rampool.Closed, "connect"),
+        (lambda: full.remote("large", 10 << 20).fill(1), rampool.NoRoom, "(?i)room|full|free"),
+        (lambda: small.__setitem__(..., 1), None, None),
+    ]:
+        if kind is None:
+            call()
+            continue
+        with pytest.raises(kind, match=says):
+            call()
+    own_server.stop()
+    for call in [lambda: small.sum(), lambda: small.fill(1), lambda: small.T[::2].tolist(), lambda: full.open("small"), lambda: full.list()]:
+        with pytest.raises(rampool.ServerLost, match="server.sock"):
+            call()
+
+
 def test_arrays_by_name(pool):
     there = pool.remote("table", (10, 4), "i4")
     there[...] = 7
