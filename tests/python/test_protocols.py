@@ -33,7 +33,7 @@ def alike(got, want, what, *, loose=0.0):
     """The same outcome: both raise, or the values, types and shapes are the same; floats up to rounding of the
     terms of a sum, whose size is `loose`."""
     if isinstance(want, Exception):
-        assert isinstance(got, (TypeError, ValueError, IndexError, OverflowError)), f"{what}: {got!r}, NumPy: {want!r}"
+        assert isinstance(got, (TypeError, ValueError, IndexError, OverflowError, type(want))), f"{what}: {got!r}, NumPy: {want!r}"
         return
     assert not isinstance(got, Exception), f"{what}: {got!r}, NumPy: {want!r}"
     if isinstance(want, (tuple, list)):

@@ -41,7 +41,8 @@ fn builder(options: &Options) -> PyResult<Builder> {
     Ok(builder)
 }
 
-/// What is leased where nobody says how much, as `rampool run` does: four times what is local, at least 1 GiB.
+/// What is leased where nobody says how much, as `rampool run` does: four times what is local, at least 1
+/// GiB.
 fn usual_lease(options: &Options) -> ByteLen {
     let local = options.iter().rev().find(|(name, _)| name == "local");
     let local = local.and_then(|(_, text)| text.parse().ok()).unwrap_or(ByteLen(0));
