@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts what must not grow: long lines and functions, parameters, source, words of documents, import circles.
+"""Counts what must not grow: long lines and functions, parameters, source, words, circles of imports.
 
 Lines of .rs, .md, .py, .h and .c have at most 110 columns (but tables, addresses and generated files),
 functions in Rust at most 70 lines and six parameters, and files of a crate do not import each other in a
@@ -258,7 +258,7 @@ def said(kind, name, count, where, ceiling):
 
 
 def compared(counts, allowed):
-    """What is above its ceiling, a line each, and the ceilings that shrink: {kind: {name: ceiling, or None}}."""
+    """What is above its ceiling, a line each, and the ceilings that shrink, by kind and name."""
     wrong, smaller = [], {kind: {} for kind in ADVICE}
     needed = {kind: {} for kind in ADVICE}
     for kind, name, count, where in counts:
