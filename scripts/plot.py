@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the plots and tables of bench/figures.md, docs/guide/performance.md and README.md from what scripts/bench-all.sh wrote into bench/data.
+"""Makes the plots, and the tables of bench/figures.md, docs/guide/performance.md and README.md, from bench/data.
 
-Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure with a reach between
-`<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between `<!-- selected -->` and `<!-- end -->`.
-The rest of the pages is written by hand and left alone. Plots need matplotlib; without it only the tables are made, and a line says so.
+Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure with a reach
+between `<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between
+`<!-- selected -->` and `<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need
+matplotlib; without it only the tables are made, and a line says so.
 
-`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements, or figures are older than the
-defaults that they measure (scripts/defaults.py).
+`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements, or figures are
+older than the defaults that they measure (scripts/defaults.py).
 """
 
 import json
@@ -20,7 +21,8 @@ import defaults
 from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DATA, PAGE, GUIDE, README = ROOT / "bench/data", ROOT / "bench/figures.md", ROOT / "docs/guide/performance.md", ROOT / "README.md"
+DATA, PAGE = ROOT / "bench/data", ROOT / "bench/figures.md"
+GUIDE, README = ROOT / "docs/guide/performance.md", ROOT / "README.md"
 # The plots that the guide shows lie with its pictures, all others with the figures.
 IN_GUIDE = {"fault", "programs", "stream-pages"}
 
@@ -122,16 +124,17 @@ def spread(one, reach=None):
 def ratio_cell(ratio):
     """What was measured, and its reach in brackets; bold where it misses that."""
     value, reach = short_for_reach(ratio["value"], ratio["reach"]), (ratio["reach"] or "").replace(" ", "")
-    return (f"**{value}**" if ratio["met"] is False else value) + spread(ratio, ratio["reach"]) + (f" [{reach}]" if reach else "")
+    shown = f"**{value}**" if ratio["met"] is False else value
+    return shown + spread(ratio, ratio["reach"]) + (f" [{reach}]" if reach else "")
 
 
 def series_cell(one):
     value = short(one["median"])
     unit = f" {one['unit']}" if one["unit"] else ""
-    return f"{int(value):,}{unit}{spread(one)}" if len(value) > 4 and value.isdigit() else value + unit + spread(one)
+    return (f"{int(value):,}" if len(value) > 4 and value.isdigit() else value) + unit + spread(one)
 
 
-# Names that say two things at once, by file, then by table: `column` becomes one, next to others of the same row.
+# Names that say two things at once, by file, then by table: `column` becomes one, next to others of the row.
 GRIDS = {
     "fault": [[r"(?P<column>.*): (?P<row>.*)"]],
     "sequential": [[r"(?P<column>.*(copied|moved in)): (?P<row>.*)"]],
@@ -153,7 +156,10 @@ GRIDS = {
         [r"(?P<column>look-up|look-up and release) (?P<row>among \d+(, GreedyDual-Size)?)"],
     ],
     "tenants": [
-        [r"(?P<column>before: )?p99 (?P<row>.*), against alone", r"p99 (?P<row>.*), (?P<column>now against before)"],
+        [
+            r"(?P<column>before: )?p99 (?P<row>.*), against alone",
+            r"p99 (?P<row>.*), (?P<column>now against before)",
+        ],
         [r"(?P<column>before: )?victim's 4 KiB get, (?P<row>p99, .*)"],
     ],
     "fifo": [[r"messages a second, 8 senders, (?P<column>one by one|in groups): (?P<row>.*)"]],
@@ -180,16 +186,18 @@ def placed(name, grids):
 
 
 def lonely(place, places):
-    """Whether nothing else is in the row, which does not say what its column is, or in another column of the table."""
+    """Whether a figure has its table, or a row whose column has no name, for itself."""
     table, row, column = place
     others = [other for other in places if other and other[0] == table]
-    return all(other[2] == column for other in others) or not column and not any(other[1] == row and other[2] for other in others)
+    named = any(other[1] == row and other[2] for other in others)
+    return all(other[2] == column for other in others) or not column and not named
 
 
 def grid(rows, columns, cells, head, unnamed=""):
     """A table of those cells, by (row, column)."""
-    lines = [f"| {head} | " + " | ".join(column or unnamed for column in columns) + " |", "|---|" + "---|" * len(columns)]
-    return lines + [f"| {row} | " + " | ".join(cells.get((row, column), "") for column in columns) + " |" for row in rows]
+    line = lambda first, rest: f"| {first} | " + " | ".join(rest) + " |"
+    made = [line(head, (column or unnamed for column in columns)), "|---|" + "---|" * len(columns)]
+    return made + [line(row, (cells.get((row, column), "") for column in columns)) for row in rows]
 
 
 def figure_tables(items, grids, cell, head, unnamed):
@@ -222,7 +230,8 @@ def pages_table(data):
         kib, remote = one["parameters"]["page_bytes"] >> 10, one["parameters"]["remote_share"] * 100
         if kib in PAGE_SIZES_KIB:
             share = f" ({remote:.0f} % remote)" if remote < 99 else ""
-            cells[f"{kib} KiB", heads[ahead.index(one["parameters"]["prefetch_bytes"])]] = short(one["median"]) + share
+            column = heads[ahead.index(one["parameters"]["prefetch_bytes"])]
+            cells[f"{kib} KiB", column] = short(one["median"]) + share
     return grid([f"{kib} KiB" for kib in PAGE_SIZES_KIB], heads, cells, "page size; triad, GB/s")
 
 
@@ -233,8 +242,10 @@ def paper_line(data):
         return []
     best = max(s["median"] * min(s["parameters"]["remote_share"], 1) for s in sweep)
     paper = f"{PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s)"
-    ours = f"{short(best)} GB/s ({best / PAPER_LINE_RATE_GB * 100:.0f} %, {best / PAPER_GB:.1f} times as much)"
-    return textwrap.wrap(f"The paper's best is {paper}; the best here, by what came over the wire, is {ours}.", 110)
+    share = best / PAPER_LINE_RATE_GB * 100
+    ours = f"{short(best)} GB/s ({share:.0f} %, {best / PAPER_GB:.1f} times as much)"
+    text = f"The paper's best is {paper}; the best here, by what came over the wire, is {ours}."
+    return textwrap.wrap(text, 110)
 
 
 def clients_table(data):
@@ -247,7 +258,8 @@ def clients_table(data):
     for count in counts:
         cells["each, GB/s", str(count)] = short(by["each", count])
         cells["together, GB/s", str(count)] = short(by["together", count])
-        cells["each / one alone (the paper's: 1 / clients)", str(count)] = short(by["each", count] / by["each", 1])
+        share = by["each", count] / by["each", 1]
+        cells["each / one alone (the paper's: 1 / clients)", str(count)] = short(share)
     return grid(dict.fromkeys(row for row, _ in cells), [str(count) for count in counts], cells, "clients")
 
 
@@ -256,11 +268,12 @@ PROTOCOLS = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"]
 
 
 def time_runs(data):
-    """Runs of `rampool bench shared --only time` in their order: (program, protocol) and the series of each category."""
+    """Runs of `rampool bench shared --only time`: for (program, protocol) the series of each category."""
     runs = {}
     for one in data["series"]:
-        if one["parameters"].get("experiment") == "time":
-            runs.setdefault((one["parameters"]["program"], one["parameters"]["protocol"]), {})[one["parameters"]["category"]] = one
+        by = one["parameters"]
+        if by.get("experiment") == "time":
+            runs.setdefault((by["program"], by["protocol"]), {})[by["category"]] = one
     return runs
 
 
@@ -278,23 +291,36 @@ def time_table(data):
 
 
 def predict_table(data):
-    """Rows of `rampool bench predict`: what was measured on a link, and how far off the predictions for it were."""
+    """Rows of `rampool bench predict`: what was measured on a link, and how far off predictions were."""
     found = {}
     for one in data["series"]:
-        if one["parameters"].get("experiment") == "predict":
-            key = (f"{one['parameters']['link']}, {one['parameters']['program']}", one["parameters"]["protocol"])
-            found.setdefault(key, {})[one["parameters"]["what"]] = one["median"]
+        by = one["parameters"]
+        if by.get("experiment") == "predict":
+            key = (f"{by['link']}, {by['program']}", by["protocol"])
+            found.setdefault(key, {})[by["what"]] = one["median"]
     if not found:
         return []
     error = lambda by, what: f"{(by[what] / by['measured'] - 1) * 100:+.0f}%"
-    cells = {key: f"{short(by['measured'])}: {error(by, 'replayed')} ({error(by, 'additive')})" for key, by in found.items()}
-    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, "measured ms: error of the replay (additive)")
+    cell = lambda by: f"{short(by['measured'])}: {error(by, 'replayed')} ({error(by, 'additive')})"
+    cells, head = {key: cell(by) for key, by in found.items()}, "measured ms: error of the replay (additive)"
+    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, head)
 
 
-# Barli, Watanabe, Sakai, Tanaka: speed-up on 4 nodes, measured over 100BASE-TX and predicted for a low-overhead network of 1 Gbit/s; SC, LRC, HLRC, AURC.
+# Barli, Watanabe, Sakai, Tanaka: speed-up on 4 nodes, measured over 100BASE-TX and predicted for a low-overhead
+# network of 1 Gbit/s; SC, LRC, HLRC, AURC.
 S4_SPEED_UPS = {
-    "eth100-1999": {"fft": [0.14, 0.13, 0.19, 0.21], "lu": [2.0, 2.0, 1.5, 2.2], "ocean": [0.07, 0.11, 0.15, 0.20], "water": [1.9, 2.3, 2.5, 3.1]},
-    "loh-hb": {"fft": [0.18, 0.19, 0.30, 0.32], "lu": [2.2, 2.2, 2.1, 2.3], "ocean": [0.09, 0.15, 0.22, 0.28], "water": [2.1, 2.4, 2.8, 3.2]},
+    "eth100-1999": {
+        "fft": [0.14, 0.13, 0.19, 0.21],
+        "lu": [2.0, 2.0, 1.5, 2.2],
+        "ocean": [0.07, 0.11, 0.15, 0.20],
+        "water": [1.9, 2.3, 2.5, 3.1],
+    },
+    "loh-hb": {
+        "fft": [0.18, 0.19, 0.30, 0.32],
+        "lu": [2.2, 2.2, 2.1, 2.3],
+        "ocean": [0.09, 0.15, 0.22, 0.28],
+        "water": [2.1, 2.4, 2.8, 3.2],
+    },
 }
 
 
@@ -302,15 +328,17 @@ def papers_table(data):
     """Speed-ups predicted for S4's nodes, and S4's own."""
     ours = {}
     for one in data["series"]:
-        if one["parameters"].get("experiment") == "papers":
-            ours[f"{one['parameters']['network']}, {one['parameters']['program']}", one["parameters"]["protocol"]] = one["median"]
+        by = one["parameters"]
+        if by.get("experiment") == "papers":
+            ours[f"{by['network']}, {by['program']}", by["protocol"]] = one["median"]
     if not ours:
         return []
     protocols, cells = PROTOCOLS[:4], {}
     for network, programs in S4_SPEED_UPS.items():
         for program, theirs in programs.items():
             row = f"{network}, {program}"
-            cells |= {(row, p): f"{short(ours.get((row, p)))} ({their})" for p, their in zip(protocols, theirs)}
+            for protocol, their in zip(protocols, theirs):
+                cells[row, protocol] = f"{short(ours.get((row, protocol)))} ({their})"
     return grid(dict.fromkeys(row for row, _ in cells), protocols, cells, "speed-up (S4's)")
 
 
@@ -330,14 +358,18 @@ def payload_table(data):
     for registrar, ways in register_runs(data).items():
         for what, points in ways.items():
             row = what if registrar == "none" else f"{registrar}, {what}"
-            cells |= {(row, f"{kib} KiB"): short(points[kib << 10]) for kib in PAYLOADS_KIB if kib << 10 in points}
-    return grid(dict.fromkeys(row for row, _ in cells), [f"{kib} KiB" for kib in PAYLOADS_KIB], cells, "GB/s") if cells else []
+            for kib in PAYLOADS_KIB:
+                if kib << 10 in points:
+                    cells[row, f"{kib} KiB"] = short(points[kib << 10])
+    columns = [f"{kib} KiB" for kib in PAYLOADS_KIB]
+    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "GB/s") if cells else []
 
 
 def conditions(data):
     """The machine, its load, how many samples a median is of, and whether the defaults are recorded."""
     load = " to ".join(data[when].split()[0] for when in ("load_before", "load_after"))
-    counts = sorted({len(s["samples"]) for s in data["series"] if s["parameters"].get("experiment") not in SWEPT})
+    plain = [one for one in data["series"] if one["parameters"].get("experiment") not in SWEPT]
+    counts = sorted({len(one["samples"]) for one in plain})
     samples = f"; medians of {' or '.join(map(str, counts))}" if counts and counts != [1] else ""
     old = "" if "defaults" in data else "; older than the record of defaults"
     return f"{processor(data)}, load {load}{samples}{old}."
@@ -357,7 +389,8 @@ def figures(data, said, name):
     for note in data["notes"]:
         if note not in said and not LEFT_OUT.match(note):
             said.add(note)
-            lines += textwrap.wrap(note, 110, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            keep = {"break_long_words": False, "break_on_hyphens": False}
+            lines += textwrap.wrap(note, 110, initial_indent="* ", subsequent_indent="  ", **keep)
     return "\n".join(lines).strip()
 
 
@@ -392,7 +425,8 @@ def summary(page, found):
         missed = met.count(False)
         all_met, all_missed = all_met + len(met) - missed, all_missed + missed
         no = f"**{missed}**" if missed else ""
-        rows.append(f"| [{title}](#{anchor_of(title)}) | {len(met) - missed} | {no} | {processor(found[name])} |")
+        section = f"[{title}](#{anchor_of(title)})"
+        rows.append(f"| {section} | {len(met) - missed} | {no} | {processor(found[name])} |")
     said = f"**{all_met} of {all_met + all_missed} reached, {all_missed} missed.**"
     return "\n".join([said, "", "| section | reached | missed | machine |", "|---|---|---|---|", *rows])
 
