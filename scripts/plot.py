@@ -69,8 +69,12 @@ PAPER_LINE_RATE_GB = 0.125
 PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 16, 64, 256, 2048), (1, 2, 4, 7), (1, 16, 64, 256, 4096)
 SWEPT = ("pages", "clients", "time", "predict", "papers", "payload")
 
-# Notes that are in bench/data and say nothing of the figures.
-LEFT_OUT = re.compile(r"\d+ faults counted|(scan|store|halo|ledger.*|service): \d")
+# Notes of bench/data that the page leaves out, or says in its own words.
+LEFT_OUT = re.compile(
+    r"\d+ faults counted|(scan|store|halo|ledger.*|service): \d|in-thread|floor: |of as much memory: |busy: |"
+    r"plain TCP stream: |(GNU sort: )?least: |.*: (hits|misses) are faster|a queue is at|rampool: one|"
+    r"every byte of every answer|.*: raw round trips of \["
+)
 
 # The plots of the page, each under the figures of the last file it needs.
 PLOTS_UNDER = {
