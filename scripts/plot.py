@@ -76,6 +76,18 @@ LEFT_OUT = re.compile(
     r"every byte of every answer|.*: raw round trips of \["
 )
 
+# Figures that follow from others on the page: what a ratio is to, mostly.
+FOLLOWS = {
+    "fault": r".*raw .*p99",
+    "sequential": r".*: share that .*",
+    "stream": r".*, local arrays",
+    "server": r".*: load generator.*",
+    "direct": r"(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same with ).*",
+    "tenants": r"p99 .*, now against before",
+    "examples": r"(rows read|plain gets|cells of|a put and) .*",
+    "shared": r"(raw|floor|plain messages|plain TCP) .*",
+}
+
 # The plots of the page, each under the figures of the last file it needs.
 PLOTS_UNDER = {
     "fault": [("fault", "A 4 KiB fault and a raw request and reply")],
@@ -381,11 +393,14 @@ def conditions(data):
 
 def figures(data, said, name):
     """The figures of one file. `said`: notes that stand above, which this one adds its own to."""
-    grids = GRIDS.get(name, GRIDS.get(name.partition("-")[0], []))
+    kind = name.partition("-")[0]
+    grids = GRIDS.get(name, GRIDS.get(kind, []))
+    follows = re.compile(FOLLOWS.get(name, FOLLOWS.get(kind, r"(?!)")))
     lines = [conditions(data), ""]
     plain = [s for s in data["series"] if s["parameters"].get("experiment") not in SWEPT]
     unnamed = UNNAMED.get(name, "")
-    tables = figure_tables(data["ratios"], grids, ratio_cell, "figure", unnamed)
+    ratios, plain = ([one for one in some if not follows.fullmatch(one["name"])] for some in (data["ratios"], plain))
+    tables = figure_tables(ratios, grids, ratio_cell, "figure", unnamed)
     tables += figure_tables(plain, grids, series_cell, "measured", unnamed)
     swept = (pages_table, paper_line, clients_table, time_table, predict_table, papers_table, payload_table)
     for table in (*tables, *(make(data) for make in swept)):
