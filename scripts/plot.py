@@ -66,7 +66,7 @@ PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
 PAPER_LINE_RATE_GB = 0.125
 
 # What the tables show of a sweep whose plot has all of it.
-PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 16, 64, 256, 2048), (1, 2, 4, 7), (1, 16, 64, 256, 4096)
+PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 64, 2048), (1, 2, 4, 7), (1, 64, 1024, 4096)
 SWEPT = ("pages", "clients", "time", "predict", "papers", "payload")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
@@ -85,6 +85,7 @@ FOLLOWS = {
     "direct": r"(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same with ).*",
     "tenants": r"p99 .*, now against before",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
+    "openmpi": r".*, OpenMPI",
     "shared": r"(raw|floor|plain messages|plain TCP) .*",
 }
 
@@ -399,7 +400,8 @@ def figures(data, said, name):
     lines = [conditions(data), ""]
     plain = [s for s in data["series"] if s["parameters"].get("experiment") not in SWEPT]
     unnamed = UNNAMED.get(name, "")
-    ratios, plain = ([one for one in some if not follows.fullmatch(one["name"])] for some in (data["ratios"], plain))
+    plain = [one for one in plain if not follows.fullmatch(one["name"])]
+    ratios = [one for one in data["ratios"] if not follows.fullmatch(one["name"])]
     tables = figure_tables(ratios, grids, ratio_cell, "figure", unnamed)
     tables += figure_tables(plain, grids, series_cell, "measured", unnamed)
     swept = (pages_table, paper_line, clients_table, time_table, predict_table, papers_table, payload_table)
