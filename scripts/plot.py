@@ -79,10 +79,11 @@ LEFT_OUT = re.compile(
 # Figures that follow from others on the page: what a ratio is to, mostly.
 FOLLOWS = {
     "fault": r".*raw .*p99",
+    "fifo": r"(64 B through|half a raw round trip of) .*",
     "sequential": r".*: share that .*",
     "stream": r".*, local arrays",
     "server": r".*: load generator.*",
-    "direct": r"(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same with ).*",
+    "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|.* gather, |strided |8 faces|column |get and put).*",
     "tenants": r"p99 .*, now against before",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
     "openmpi": r".*, OpenMPI",
