@@ -232,18 +232,14 @@ def register_runs(data):
 
 
 def payload_table(data):
-    """One table of what is sent through sockets, one of what is sent over UCX."""
     runs = register_runs(data)
-    lines = []
-    for over_ucx in (False, True):
-        ways = [(registrar, what) for registrar in runs for what in runs[registrar] if registrar.startswith("ucx") == over_ucx]
-        if not ways:
-            continue
-        names = [what if registrar == "none" else f"{registrar}, {what}" for registrar, what in ways]
-        lines += [""] if lines else []
-        lines += ["| payload | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-        for payload in sorted({payload for registrar, what in ways for payload in runs[registrar][what]}):
-            lines.append(f"| {payload >> 10} KiB | " + " | ".join(f"{short(runs[registrar][what][payload])} GB/s" for registrar, what in ways) + " |")
+    if not runs:
+        return []
+    ways = [(registrar, what) for registrar in runs for what in runs[registrar]]
+    names = [what if registrar == "none" else f"{registrar}, {what}" for registrar, what in ways]
+    lines = ["| payload | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for payload in sorted({payload for registrar, what in ways for payload in runs[registrar][what]}):
+        lines.append(f"| {payload >> 10} KiB | " + " | ".join(f"{short(runs[registrar][what][payload])} GB/s" for registrar, what in ways) + " |")
     return lines
 
 
@@ -456,20 +452,17 @@ def plot(found):
         save(figure, "stream-clients")
 
     if "register" in found:
-        runs = register_runs(found["register"])
-        plain = runs.pop("none")
-        figure, grid = pyplot.subplots((len(runs) + 1) // 2, 2, figsize=(10, 2 * len(runs)), sharey="row", squeeze=False)
-        for axes, (registrar, ways) in zip(grid.flat, runs.items()):
-            shown = ways if registrar.startswith("ucx") else plain | ways
-            for what, points in shown.items():
-                usual = what in ("plain send", "messages")
+        figure, axes = pyplot.subplots(figsize=(6, 3.5))
+        for registrar, ways in register_runs(found["register"]).items():
+            for what, points in ways.items():
+                usual = registrar == "none"
                 kib = [payload / 1024 for payload in sorted(points)]
                 axes.plot(kib, [points[payload] for payload in sorted(points)], "--" if usual else "-", color="gray" if usual else None, marker="o", markersize=3, label=what)
-            axes.set(xlabel="payload, KiB", ylabel="GB/s", title=registrar)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
-            axes.grid(alpha=0.3, which="both")
-            axes.legend(fontsize=8)
+        axes.set(xlabel="payload, KiB", ylabel="GB/s", title="Sending from pinned memory")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize=8)
         save(figure, "register")
 
     if "programs" in found:
