@@ -606,20 +606,17 @@ def plot(found):
         save(figure, "stream-clients")
 
     if "register" in found:
-        runs = register_runs(found["register"])
-        plain = runs.pop("none")
-        figure, grid = pyplot.subplots((len(runs) + 1) // 2, 2, figsize=(10, 2 * len(runs)), sharey="row", squeeze=False)
-        for axes, (registrar, ways) in zip(grid.flat, runs.items()):
-            shown = ways if registrar.startswith("ucx") else plain | ways
-            for what, points in shown.items():
-                usual = what in ("plain send", "messages")
+        figure, axes = pyplot.subplots(figsize=(6, 3.5))
+        for registrar, ways in register_runs(found["register"]).items():
+            for what, points in ways.items():
+                usual = registrar == "none"
                 kib = [payload / 1024 for payload in sorted(points)]
                 axes.plot(kib, [points[payload] for payload in sorted(points)], "--" if usual else "-", color="gray" if usual else None, marker="o", markersize=3, label=what)
-            axes.set(xlabel="payload, KiB", ylabel="GB/s", title=registrar)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
-            axes.grid(alpha=0.3, which="both")
-            axes.legend(fontsize=8)
+        axes.set(xlabel="payload, KiB", ylabel="GB/s", title="Sending from pinned memory")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize=8)
         save(figure, "register")
 
     if "programs" in found:
