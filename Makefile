@@ -26,9 +26,9 @@ test: ## run everything: formatting, lints, tests, real programs, failures (abou
 	@scripts/setup.sh test
 	@python3 scripts/test.py
 
-check: ## check formatting, links, figures, lints and the pure crates' tests (about 2 minutes after a build)
+check: ## check formatting, links, counts, figures, lints and the pure crates' tests (about 2 minutes after a build)
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links scripts figures clippy pure
+	@python3 scripts/test.py fmt links scripts counts figures clippy pure
 
 test-unit: ## run the Rust tests only
 	@scripts/setup.sh test
@@ -58,9 +58,9 @@ test-block: ## test a file system and swap on a block device from the pool, by t
 	@$(CARGO) build --package rampool-cli --release --quiet
 	@scripts/test-block.sh
 
-lint: ## check formatting, links and figures in the documents, clippy with warnings as errors
+lint: ## check formatting, links, counts and figures, clippy with warnings as errors
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links scripts figures clippy
+	@python3 scripts/test.py fmt links scripts counts figures clippy
 
 fmt: ## format the code
 	@$(CARGO) fmt --all

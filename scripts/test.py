@@ -27,6 +27,7 @@ STEPS = {
     "fmt": ["cargo", "fmt", "--all", "--check"],
     "links": [sys.executable, "scripts/check_links.py"],
     "scripts": [sys.executable, "-m", "unittest", "discover", "--start-directory", "scripts"],
+    "counts": [sys.executable, "scripts/counts.py"],
     "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
     "pure": ["cargo", "test", "--quiet", "--lib", *(word for crate in PURE for word in ("-p", f"rampool-{crate}"))],
