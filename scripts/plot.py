@@ -173,7 +173,7 @@ GRIDS = {
     "openmpi": [[r"(?P<column>TCP|same host): (?P<row>.*)"]],
     "register": [
         [r"4096 KiB, (?P<row>.*), (?P<column>.*)"],
-        [r"(?P<column>look-up|look-up and release) (?P<row>among \d+(, GreedyDual-Size)?)"],
+        [r"(?P<column>look-up|look-up and release) (?P<row>among \d+)"],
     ],
     "tenants": [
         [
