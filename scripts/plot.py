@@ -177,8 +177,7 @@ GRIDS = {
     ],
     "tenants": [
         [
-            r"(?P<column>before: )?p99 (?P<row>.*), against alone",
-            r"p99 (?P<row>.*), (?P<column>now against before)",
+            r"(?P<column>before: )?(?P<row>p99 .*, against alone)",
         ],
         [r"(?P<column>before: )?victim's 4 KiB get, (?P<row>p99, .*)"],
     ],
