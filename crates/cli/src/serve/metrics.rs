@@ -392,7 +392,7 @@ mod tests {
         for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")] {
             let answer = ask(metrics.address(), format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes());
             assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(kind), "{answer}");
-            assert!(answer.contains("default-src 'self'") && !answer.contains("http://"), "{answer}");
+            assert!(answer.contains("default-src 'self'") && !answer.contains("https://"), "{answer}");
         }
         let answer = ask(metrics.address(), b"GET /rows.json HTTP/1.1\r\n\r\n");
         let rows: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
@@ -402,5 +402,24 @@ mod tests {
         let _silent: Vec<TcpStream> =
             (0..3 * MOST_CLIENTS).map(|_| TcpStream::connect(metrics.address()).unwrap()).collect();
         assert!(ask(metrics.address(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("rampool_gets_total 0"));
+    }
+
+    /// What `contrib` has for Grafana and Prometheus asks for what there is.
+    #[test]
+    fn dashboards_and_alerts_name_metrics_that_exist() {
+        let counters = COUNTERS.iter().map(|(name, ..)| format!("{name}_total"));
+        let exists: Vec<String> =
+            GAUGES.iter().map(|(name, ..)| (*name).to_owned()).chain(counters).collect();
+        for text in [
+            include_str!("../../../../contrib/grafana/rampool.json"),
+            include_str!("../../../../contrib/prometheus/rampool.rules.yml"),
+        ] {
+            let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            let named: Vec<&str> = words.filter(|word| word.starts_with("rampool_")).collect();
+            assert!(named.len() > 5, "{named:?}");
+            for name in named {
+                assert!(exists.iter().any(|one| one == name), "there is no metric {name}");
+            }
+        }
     }
 }
