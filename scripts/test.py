@@ -113,6 +113,8 @@ def features_here():
         "move": bool(any_mode & 1 << 16),
         "netns": has_capability(21) and has_capability(12),
         "root": os.geteuid() == 0,
+        "dpkg": shutil.which("dpkg-deb") is not None,
+        "browser": any(map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])),
         "cpus": len(os.sched_getaffinity(0)) >= 2,
         "io-uring": io_uring(),
         "mpi": shutil.which("mpicc") is not None,

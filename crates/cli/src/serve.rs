@@ -2,6 +2,7 @@
 
 mod log;
 mod metrics;
+mod page;
 mod settings;
 mod tenants;
 
@@ -79,7 +80,7 @@ pub fn run(args: Args) -> Result<i32> {
     let metrics = settings
         .metrics
         .as_ref()
-        .map(|address| metrics::Responder::start(address, server.observer()))
+        .map(|address| metrics::Responder::start(address, server.observer(), server.endpoints()))
         .transpose()?;
     for endpoint in server.endpoints() {
         // On standard output for scripts, which cannot know the port otherwise if it is 0.
