@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes an OCI image of what `make build` built: `scripts/image.py [FILE]`, target/rampool-image.tar by default.
+"""Makes an OCI image of what `make build` built:
+`scripts/image.py [FILE]`, target/rampool-image.tar by default.
 
-It contains the command, the agent, and the libraries of this machine that they need, and nothing else: no base
-image, no shell. `podman load`, `docker load` (25 and later), `skopeo copy oci-archive:FILE` read it. Other images
-copy what they need out of it: `COPY --from=rampool / /`. The same source and binaries give the same bytes.
-Python's standard library only.
+It contains the command, the agent, and the libraries of this machine that they need, and nothing else: no
+base image, no shell. `podman load`, `docker load` (25 and later) and `skopeo copy oci-archive:FILE` read it.
+The same source and binaries give the same bytes. Python's standard library only.
 """
 
 import gzip
@@ -65,7 +65,9 @@ def layer(files, when):
 
 
 def version():
-    return re.search(r'^\[workspace\.package\].*?^version = "(.*?)"', (ROOT / "Cargo.toml").read_text(), re.M | re.S).group(1)
+    return re.search(
+        r'^\[workspace\.package\].*?^version = "(.*?)"', (ROOT / "Cargo.toml").read_text(), re.M | re.S
+    ).group(1)
 
 
 def image(when):
@@ -84,7 +86,11 @@ def image(when):
     def blob(data, kind):
         digest = hashlib.sha256(data).hexdigest()
         layout[f"blobs/sha256/{digest}"] = data
-        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+        return {
+            "mediaType": f"application/vnd.oci.image.{kind}",
+            "digest": f"sha256:{digest}",
+            "size": len(data),
+        }
 
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
     labels = {"org.opencontainers.image.title": "rampool", "org.opencontainers.image.version": version()}
@@ -92,7 +98,14 @@ def image(when):
         "created": created,
         "architecture": ARCHITECTURES[os.uname().machine],
         "os": "linux",
-        "config": {"Entrypoint": ["/usr/bin/rampool"], "Cmd": ["--help"], "User": USER, "WorkingDir": "/", "Env": ["PATH=/usr/bin"], "Labels": labels},
+        "config": {
+            "Entrypoint": ["/usr/bin/rampool"],
+            "Cmd": ["--help"],
+            "User": USER,
+            "WorkingDir": "/",
+            "Env": ["PATH=/usr/bin"],
+            "Labels": labels,
+        },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(tar).hexdigest()}"]},
         "history": [{"created": created, "created_by": "scripts/image.py"}],
     }
@@ -105,15 +118,22 @@ def image(when):
         "annotations": labels,
     }
     named = blob(text(manifest), "manifest.v1+json")
-    named["annotations"] = {"org.opencontainers.image.ref.name": version(), "io.containerd.image.name": f"rampool:{version()}"}
-    layout["index.json"] = text({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [named]})
+    named["annotations"] = {
+        "org.opencontainers.image.ref.name": version(),
+        "io.containerd.image.name": f"rampool:{version()}",
+    }
+    layout["index.json"] = text(
+        {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [named]}
+    )
     layout["oci-layout"] = text({"imageLayoutVersion": "1.0.0"})
     return layout
 
 
 def main():
     to = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else TARGET / "rampool-image.tar")
-    said = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    said = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or said or 0)
     to.parent.mkdir(parents=True, exist_ok=True)
     layout = image(when)

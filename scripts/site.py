@@ -34,7 +34,16 @@ def navigation():
             else:
                 pages.append(last := {title: f"docs/{path}"})
     parts.append({"Figures": [{"Figures": "bench/figures.md"}, {"Notebook": "bench/notebook.md"}]})
-    parts.append({"Project": [{"Architecture": "ARCHITECTURE.md"}, {"Contributing": "CONTRIBUTING.md"}, {"Changes": "CHANGELOG.md"}, {"Security": "SECURITY.md"}]})
+    parts.append(
+        {
+            "Project": [
+                {"Architecture": "ARCHITECTURE.md"},
+                {"Contributing": "CONTRIBUTING.md"},
+                {"Changes": "CHANGELOG.md"},
+                {"Security": "SECURITY.md"},
+            ]
+        }
+    )
     return parts
 
 
@@ -78,13 +87,28 @@ def main():
             "font": False,
             "features": ["navigation.sections", "navigation.top", "content.code.copy", "search.suggest"],
             "palette": [
-                {"media": "(prefers-color-scheme: light)", "scheme": "default", "toggle": {"icon": "material/weather-night", "name": "dark"}},
-                {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "toggle": {"icon": "material/weather-sunny", "name": "light"}},
+                {
+                    "media": "(prefers-color-scheme: light)",
+                    "scheme": "default",
+                    "toggle": {"icon": "material/weather-night", "name": "dark"},
+                },
+                {
+                    "media": "(prefers-color-scheme: dark)",
+                    "scheme": "slate",
+                    "toggle": {"icon": "material/weather-sunny", "name": "light"},
+                },
             ],
         },
         "plugins": ["search"],
         "not_in_nav": "docs/SUMMARY.md\ndocs/introduction.md\n",
-        "validation": {"links": {"anchors": "warn", "not_found": "warn", "absolute_links": "warn", "unrecognized_links": "warn"}},
+        "validation": {
+            "links": {
+                "anchors": "warn",
+                "not_found": "warn",
+                "absolute_links": "warn",
+                "unrecognized_links": "warn",
+            }
+        },
         "markdown_extensions": ["tables", "toc", "pymdownx.superfences", "pymdownx.highlight"],
     }
     # mkdocs reads YAML, of which JSON is a part.

@@ -30,20 +30,23 @@ dpkg -i packages/*.deb
 rampool --version && man -w rampool-run >/dev/null 2>&1 || test -s /usr/share/man/man1/rampool-run.1*
 printf '#include <rampool.h>\nint main(void) { return rampool_version() == 0; }\n' > /p.c
 cc /p.c -o /p $(pkg-config --cflags --libs rampool) && /p && echo compiled
-rampool run --local 16M --memory 256M -- python3 -c 'b = bytearray(48 << 20); b[::4096] = b"x" * 12288; print(sum(b[::4096]))'
+printf 'b = bytearray(48 << 20)\nb[::4096] = b"x" * 12288\nprint(sum(b[::4096]))\n' > /p.py
+rampool run --local 16M --memory 256M -- python3 /p.py
 rampool serve --config /etc/rampool/serve.toml --memory 8M --listen 127.0.0.1:0 --ready-file /ready & S=$!
 while ! test -s /ready; do sleep 0.05; done; kill $S; wait $S && echo served
 systemd-analyze verify /usr/lib/systemd/system/rampool.service 2>&1 | grep -i rampool || true
 echo more >> /etc/rampool/serve.toml
 dpkg --remove rampool-server && test -s /etc/rampool/serve.toml && echo kept
 dpkg --purge rampool-server rampool librampool-dev librampool0
-! test -e /etc/rampool && ! test -e /usr/bin/rampool && ! test -e /usr/include/rampool.h && ! test -e /usr/lib/rampool && echo gone
+ls -d /etc/rampool /usr/bin/rampool /usr/include/rampool.h /usr/lib/rampool 2>/dev/null || echo gone
 """
 
 
 def run(argv, *, timeout=300, **more):
     argv = [str(a) for a in argv]
-    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, **more)
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, **more
+    )
 
 
 def debian_packages(world, scale):
@@ -57,16 +60,23 @@ def debian_packages(world, scale):
     check(sorted(made) == sorted(PACKAGES), f"there are {sorted(made)}")
     if not scale.reduced:
         run([ROOT / "scripts/deb.sh"], env=env)
-        again = {path.name.split("_")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
+        again = {
+            path.name.split("_")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()
+        }
         check(again == made, "the same source gives other packages")
     if os.geteuid() != 0:
         return skip("root", "installing packages")
     room = world.dir / "room"
     room.mkdir()
-    done = run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", OVERLAY, "sh", room, out, LIFE])
+    done = run(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", OVERLAY, "sh", room, out, LIFE]
+    )
     said = done.stdout.splitlines()
     wanted = ["compiled", str((48 << 20) // 4096 * ord("x")), "served", "kept", "gone"]
-    check(done.returncode == 0 and [line for line in said if line in wanted] == wanted, f"ends with {done.returncode}: {done.stdout}{done.stderr}")
+    check(
+        done.returncode == 0 and [line for line in said if line in wanted] == wanted,
+        f"ends with {done.returncode}: {done.stdout}{done.stderr}",
+    )
     check(not any("rampool.service:" in line for line in said), f"the unit is wrong: {done.stdout}")
 
 
@@ -101,13 +111,31 @@ def image(world, scale):
     # As the image says, without rights, with nothing but its own files.
     socket = root / "run/rampool.sock"
     user, group = map(int, config["config"]["User"].split(":"))
-    command = [shutil.which("chroot", path="/usr/sbin:/usr/bin:/sbin"), f"--userspec={user}:{group}", root, *config["config"]["Entrypoint"]]
-    argv = [str(a) for a in [*command, "serve", "--memory", "8M", "--no-lock", "--listen", "unix:/run/rampool.sock"]]
-    server = subprocess.Popen(argv, env={}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=procs.end_with_parent)
+    command = [
+        shutil.which("chroot", path="/usr/sbin:/usr/bin:/sbin"),
+        f"--userspec={user}:{group}",
+        root,
+        *config["config"]["Entrypoint"],
+    ]
+    argv = [
+        str(a)
+        for a in [*command, "serve", "--memory", "8M", "--no-lock", "--listen", "unix:/run/rampool.sock"]
+    ]
+    server = subprocess.Popen(
+        argv,
+        env={},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=procs.end_with_parent,
+    )
     try:
         deadline = time.monotonic() + 30
         while not socket.exists():
-            check(server.poll() is None and time.monotonic() < deadline, f"the server of the image ends: {server.stdout.read() if server.poll() is not None else ''}")
+            check(
+                server.poll() is None and time.monotonic() < deadline,
+                f"the server of the image ends: {server.stdout.read() if server.poll() is not None else ''}",
+            )
             time.sleep(0.01)
         done = run([*command, "status", "--server", "unix:/run/rampool.sock"], env={})
         check(done.returncode == 0 and "8 MiB" in done.stdout, f"status says {done.stdout}{done.stderr}")
@@ -127,8 +155,23 @@ def page(world, scale):
         check(time.monotonic() < deadline, f"no metrics: {said}")
         time.sleep(0.02)
     address = said.split("metrics on ", 1)[1].split("/metrics", 1)[0]
-    flags = ["--headless", "--disable-gpu", "--no-sandbox", "--enable-logging=stderr", f"--user-data-dir={world.dir / 'browser'}"]
+    flags = [
+        "--headless",
+        "--disable-gpu",
+        "--no-sandbox",
+        "--enable-logging=stderr",
+        f"--user-data-dir={world.dir / 'browser'}",
+    ]
     shot = world.dir / "page.png"
-    done = run([browser, *flags, "--virtual-time-budget=3000", "--dump-dom", f"--screenshot={shot}", f"{address}/"], timeout=120)
-    check("64.0 MiB" in done.stdout and ">serving<" in done.stdout, f"the page shows {done.stdout}{done.stderr[-2000:]}")
-    check("Uncaught" not in done.stderr and "Refused to" not in done.stderr, f"its script says {done.stderr[-2000:]}")
+    done = run(
+        [browser, *flags, "--virtual-time-budget=3000", "--dump-dom", f"--screenshot={shot}", f"{address}/"],
+        timeout=120,
+    )
+    check(
+        "64.0 MiB" in done.stdout and ">serving<" in done.stdout,
+        f"the page shows {done.stdout}{done.stderr[-2000:]}",
+    )
+    check(
+        "Uncaught" not in done.stderr and "Refused to" not in done.stderr,
+        f"its script says {done.stderr[-2000:]}",
+    )

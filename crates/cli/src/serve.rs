@@ -1,5 +1,6 @@
 //! `rampool serve`: lends this machine's memory.
 
+mod latest;
 mod log;
 mod metrics;
 mod page;
@@ -97,7 +98,7 @@ pub fn run(args: Args) -> Result<i32> {
         }
     }
     if let Some(metrics) = &metrics {
-        println!("metrics on http://{}/metrics", metrics.address());
+        println!("metrics on http://{0}/metrics, a page on http://{0}/", metrics.address());
     }
     if let Some(file) = &settings.ready_file {
         say_ready(file, server.endpoints())?;

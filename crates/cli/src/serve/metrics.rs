@@ -15,11 +15,12 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::latest::Latest;
 use super::page::Page;
 
 /// A client that has not sent its request by then is dropped.
@@ -110,43 +111,8 @@ fn queues(status: &ServerStatus, read: fn(&QueueStatus) -> u64) -> u64 {
     status.leases.iter().flat_map(|lease| &lease.queues).map(read).sum()
 }
 
-/// Least time between two collections of the status, however often it is requested: each one takes the lock
-/// of every lease.
-const FRESH: Duration = Duration::from_millis(200);
-
-/// The server's status, not asked for too often.
-#[derive(Debug)]
-pub struct Latest {
-    observer: Observer,
-    last: Mutex<Kept<ServerStatus>>,
-}
-
-impl Latest {
-    fn new(observer: Observer) -> Arc<Self> {
-        Arc::new(Self { observer, last: Mutex::new(Kept(None)) })
-    }
-
-    pub fn status(&self) -> ServerStatus {
-        let mut last = self.last.lock().expect("no thread panics holding it");
-        last.get(Instant::now(), || self.observer.status())
-    }
-}
-
 #[derive(Debug)]
 struct Metrics(Arc<Latest>);
-
-/// A value that is made again when it is old.
-#[derive(Debug)]
-struct Kept<T>(Option<(Instant, T)>);
-
-impl<T: Clone> Kept<T> {
-    fn get(&mut self, now: Instant, make: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some((made, kept)) if now.duration_since(*made) < FRESH => kept.clone(),
-            _ => self.0.insert((now, make())).1.clone(),
-        }
-    }
-}
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
@@ -347,18 +313,6 @@ impl Site {
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn what_is_fresh_is_not_made_again() {
-        let (mut kept, mut made, began) = (super::Kept(None), 0, std::time::Instant::now());
-        let get = |after: u32| {
-            kept.get(began + super::FRESH * after / 10, || {
-                made += 1;
-                made
-            })
-        };
-        assert_eq!([0, 1, 9, 10, 19, 20].map(get), [1, 1, 1, 2, 2, 3]);
-    }
-
     use super::*;
     use rampool_server::{Server, ServerConfig};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rampool_net::transport::Endpoint;
 use rampool_server::ServerStatus;
 
-use super::metrics::Latest;
+use super::latest::Latest;
 use crate::top::{Look, Watch, compare};
 
 /// Least time between two readings, whoever asks.

@@ -135,8 +135,8 @@ impl Watch {
         Look { processes, servers: self.ask(&servers), lacking }
     }
 
-    /// What a server knows without asking another: its own status, and the runs of its user on its machine. It
-    /// has these endpoints; the first one is its name.
+    /// What a server knows without asking another: its own status, and the runs of its user on its machine.
+    /// Its endpoints are these; the first one is its name.
     pub fn look_from(&self, endpoints: &[Endpoint], status: &ServerStatus) -> Look {
         let name = endpoints.first().map(Endpoint::to_string).unwrap_or_default();
         let (mut processes, lacking) = self.runs(|_, _, _| {});
