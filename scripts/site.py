@@ -100,7 +100,7 @@ def main():
             ],
         },
         "plugins": ["search"],
-        "not_in_nav": "docs/SUMMARY.md\ndocs/introduction.md\n",
+        "not_in_nav": "docs/SUMMARY.md\n",
         "validation": {
             "links": {
                 "anchors": "warn",
