@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build wheel check test test-unit test-python test-programs test-rdma test-block soak lint fmt header bench docs install uninstall clean
+.PHONY: help demo build wheel deb image check test test-unit test-python test-programs test-rdma test-block soak lint fmt header bench docs install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -22,13 +22,19 @@ wheel: ## build the Python package with the command and the agents, in target/wh
 	@scripts/setup.sh wheel
 	@scripts/wheel.sh
 
+deb: build ## build Debian packages of the command, the server, the C library and its headers, in target/deb
+	@TARGET=$(TARGET) scripts/deb.sh
+
+image: build ## build an image for containers with nothing but rampool in it, target/rampool-image.tar
+	@TARGET=$(TARGET) python3 scripts/image.py
+
 test: ## run everything: formatting, lints, tests, real programs, failures (about 15 minutes on 2 cores, the first time)
 	@scripts/setup.sh test
 	@python3 scripts/test.py
 
-check: ## check formatting, links, figures, lints and the pure crates' tests (about 2 minutes after a build)
+check: ## check formatting, links, counts, figures, lints and the pure crates' tests (about 2 minutes after a build)
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links scripts figures clippy pure
+	@python3 scripts/test.py fmt links scripts counts figures clippy pure
 
 test-unit: ## run the Rust tests only
 	@scripts/setup.sh test
@@ -58,9 +64,9 @@ test-block: ## test a file system and swap on a block device from the pool, by t
 	@$(CARGO) build --package rampool-cli --release --quiet
 	@scripts/test-block.sh
 
-lint: ## check formatting, links and figures in the documents, clippy with warnings as errors
+lint: ## check formatting, links, counts and figures, clippy with warnings as errors
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links scripts figures clippy
+	@python3 scripts/test.py fmt links scripts counts figures clippy
 
 fmt: ## format the code
 	@$(CARGO) fmt --all
@@ -72,12 +78,11 @@ bench: build ## measure every figure of bench/figures.md again (about two hours 
 	@scripts/setup.sh bench
 	@scripts/bench-all.sh $(PARTS)
 
-docs: ## build the API documentation, and the book if mdbook is installed
-	@scripts/setup.sh build
+docs: ## build the manual as a site in target/site, its links tested, and the API documentation in target/doc
+	@scripts/setup.sh docs
+	@.venv/bin/python scripts/site.py
 	@$(CARGO) doc --workspace --exclude rampool-fuzz --no-deps --quiet
 	@echo "API: $(TARGET)/doc/rampool/index.html"
-	@if command -v mdbook >/dev/null; then mdbook build && echo "book: target/book/index.html"; \
-	else echo "book: read docs/, or: cargo install mdbook && make docs"; fi
 
 # Under sudo cargo is often missing: then the existing build is installed.
 install: $(if $(shell command -v $(CARGO)),build) ## install into PREFIX (default /usr/local), below DESTDIR

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Checks what the documents say about files: every relative link leads to a file, every #anchor to a heading, every page of docs/ is in its summary.
+"""Checks what the documents say about files: every relative link leads to a file, every #anchor to a heading.
+
+Every page of docs/ is in its summary, every crate on the map of ARCHITECTURE.md.
 
 A link whose text is code and whose target is a source file, such as [`Pager::run`](crates/pager/src/pager.rs), must name something that this file
 defines: so the walks through the code stay true. Addresses beyond this repository are not visited. Python's standard library only.
@@ -62,7 +64,7 @@ def check(path):
     for number, line in enumerate(without_code(path.read_text()), 1):
         where = f"{path.relative_to(ROOT)}:{number}"
         # `[text](target)` quoted as code is no link, code inside a link's text is part of it.
-        quoted = [m.span() for m in re.finditer(r"(?<!\[)`[^`]*\]\([^`]*`", line)]
+        quoted = [code.span() for code in re.finditer(r"`[^`]*`", line)]
         for link in LINK.finditer(line):
             target, text = link.group(3), link.group(2)
             if any(a <= link.start() < b for a, b in quoted) or re.match(r"[a-z]+:", target):
@@ -87,6 +89,10 @@ def main():
         for page in sorted((ROOT / "docs").rglob("*.md")):
             if page != summary and page.resolve() not in listed:
                 problems.append(f"docs/SUMMARY.md does not list {page.relative_to(ROOT / 'docs')}")
+    map_of_crates = (ROOT / "ARCHITECTURE.md").read_text()
+    crates = sorted(path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml"))
+    unknown = [name for name in crates if f"(crates/{name}/" not in map_of_crates]
+    problems += [f"ARCHITECTURE.md: no link into crates/{name}" for name in unknown]
     print("\n".join(problems) if problems else f"links: {len(documents())} documents, all well")
     return 1 if problems else 0
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the plots and tables of bench/figures.md, docs/guide/performance.md and README.md from what scripts/bench-all.sh wrote into bench/data.
+"""Makes the plots, and the tables of bench/figures.md, docs/guide/performance.md and README.md.
 
-Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure with a reach between
-`<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between `<!-- selected -->` and `<!-- end -->`.
-The rest of the pages is written by hand and left alone. Plots need matplotlib; without it only the tables are made, and a line says so.
+Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of figures with a reach
+between `<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between
+`<!-- selected -->` and `<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need
+matplotlib; without it only the tables are made, and a line says so.
 
-`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements, or figures are older than the
-defaults that they measure (scripts/defaults.py).
+`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements in bench/data,
+or figures are older than the defaults that they measure (scripts/defaults.py).
 """
 
 import json
@@ -20,7 +21,8 @@ import defaults
 from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DATA, PAGE, GUIDE, README = ROOT / "bench/data", ROOT / "bench/figures.md", ROOT / "docs/guide/performance.md", ROOT / "README.md"
+DATA, PAGE = ROOT / "bench/data", ROOT / "bench/figures.md"
+GUIDE, README = ROOT / "docs/guide/performance.md", ROOT / "README.md"
 # The plots that the guide shows lie with its pictures, all others with the figures.
 IN_GUIDE = {"fault", "programs", "stream-pages"}
 
@@ -63,6 +65,33 @@ PAPER_GB = 0.035
 PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
 PAPER_LINE_RATE_GB = 0.125
 
+# What the tables show of a sweep whose plot has all of it.
+PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 64, 2048), (1, 2, 4, 7), (1, 64, 1024, 4096)
+SWEPT = ("pages", "clients", "time", "predict", "papers", "payload")
+
+# Notes of bench/data that the page leaves out, or says in its own words.
+LEFT_OUT = re.compile(
+    r"\d+ faults counted|(scan|store|halo|ledger.*|service): \d|in-thread|floor: |of as much memory: |busy: |"
+    r"plain TCP stream: |(GNU sort: )?least: |.*: (hits|misses) are faster|a queue is at|rampool: one|"
+    r"every byte|.*: raw round trips of \[|a link is its rate|two ranks; recorded|content is random|"
+    r"every example checks|nothing is pinned;|one thread has the sender's|a timed pass reads"
+)
+
+# Figures that follow from others on the page: what a ratio is to, mostly.
+FOLLOWS = {
+    "fault": r".*raw .*p99",
+    "fifo": r"(64 B through|half a raw round trip of) .*",
+    "sequential": r".*: share that .*",
+    "stream": r".*, local arrays",
+    "server": r".*: load generator.*",
+    "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|strided ).*"
+    r"|8 faces of[^/]*|column .*|get and put.*|random gather.*",
+    "tenants": r"p99 .*, now against before",
+    "examples": r"(rows read|plain gets|cells of|a put and) .*",
+    "openmpi": r".*, OpenMPI",
+    "shared": r"(raw|floor|plain messages|plain TCP) .*",
+}
+
 # The plots of the page, each under the figures of the last file it needs.
 PLOTS_UNDER = {
     "fault": [("fault", "A 4 KiB fault and a raw request and reply")],
@@ -102,20 +131,111 @@ def short_for_reach(value, reach):
     return next((text for text in (f"{value:.{digits}g}" for digits in range(4, 9)) if side(float(text)) == side(value)), short(value))
 
 
-def ratio_cells(ratio):
-    verdict = {None: "", True: "ok", False: "**missed**"}[ratio["met"]]
-    return f"{ratio['name']} | {ratio['reach'] or ''} | {short_for_reach(ratio['value'], ratio['reach'])} | {short(ratio['low'])} to {short(ratio['high'])} | {verdict}"
+def spread(one, reach=None):
+    """The quartiles, where they lie more than a tenth from the median, or on either side of a reach."""
+    middle = one["median"] if "median" in one else one["value"]
+    bound = float(reach.split()[1]) if reach else None
+    wide = max(middle - one["low"], one["high"] - middle) > abs(middle) / 10
+    if not wide and not (bound is not None and one["low"] < bound < one["high"]):
+        return ""
+    return f" ({short(one['low'])}–{short(one['high'])})"
 
 
-def ratio_table(data):
-    return ["| figure | reach | measured | quartiles | |", "|---|---|---|---|---|", *(f"| {ratio_cells(ratio)} |" for ratio in data["ratios"])]
+def ratio_cell(ratio):
+    """What was measured, and its reach in brackets; bold where it misses that."""
+    value, reach = short_for_reach(ratio["value"], ratio["reach"]), (ratio["reach"] or "").replace(" ", "")
+    shown = f"**{value}**" if ratio["met"] is False else value
+    return shown + spread(ratio, ratio["reach"]) + (f" [{reach}]" if reach else "")
 
 
-def series_table(series):
-    rows = ["| measured | median | quartiles | samples |", "|---|---|---|---|"]
-    for one in series:
-        rows.append(f"| {one['name']} | {short(one['median'])} {one['unit']} | {short(one['low'])} to {short(one['high'])} | {len(one['samples'])} |")
-    return rows
+def series_cell(one):
+    value = short(one["median"])
+    unit = f" {one['unit']}" if one["unit"] else ""
+    return (f"{int(value):,}" if len(value) > 4 and value.isdigit() else value) + unit + spread(one)
+
+
+# Names that say two things at once, by file, then by table: `column` becomes one, next to others of the row.
+GRIDS = {
+    "fault": [[r"(?P<column>.*): (?P<row>.*)"]],
+    "sequential": [[r"(?P<column>.*(copied|moved in)): (?P<row>.*)"]],
+    "stream": [[r"(?P<column>copy|scale|add|triad)(: |, )(?P<row>.*)"]],
+    "direct": [[r"same host: (?P<row>(get|put) of .*), (?P<column>shared memory|Unix socket)(, p50)?"]],
+    "fit": [[r"(?P<row>.*): (?P<column>.*)"]],
+    "programs": [[r"(?P<row>.*): (?P<column>.*)"]],
+    "miss": [
+        [
+            r"(?P<row>.*), (?P<column>.*) / kernel swap(?P<more>, (wall|CPU))",
+            r"(?P<row>.*), (?P<column>[^,]*): a miss(?P<more>, (wall|CPU))",
+            r"(?P<row>\w+), (?P<column>.*)(?P<more>: busy / quiet, wall)",
+        ]
+    ],
+    "server": [[r"(?P<row>[^:]*): (?P<column>reads|reads, p50|.* CPU time an operation)"]],
+    "openmpi": [[r"(?P<column>TCP|same host): (?P<row>.*)"]],
+    "register": [
+        [r"4096 KiB, (?P<row>.*), (?P<column>.*)"],
+        [r"(?P<column>look-up|look-up and release) (?P<row>among \d+)"],
+    ],
+    "tenants": [
+        [
+            r"(?P<column>before: )?(?P<row>p99 .*, against alone)",
+        ],
+        [r"(?P<column>before: )?victim's 4 KiB get, (?P<row>p99, .*)"],
+    ],
+    "fifo": [[r"messages a second, 8 senders, (?P<column>one by one|in groups): (?P<row>.*)"]],
+    "shared": [
+        [r"(?P<row>(ArgoDSM's .* / )?barrier after .* dirty pages) by (?P<column>.*)"],
+        [r"(?P<row>SOR.*): (?P<column>sequentially|by two ranks)"],
+        [r"(?P<row>.*?)(?P<column>, shared memory)(?P<more> / .*)?(: p50)?", r"(?P<row>.*?)(: p50)?"],
+    ],
+    "predict": [[r"(?P<column>.*bit/s): (?P<row>.*)"]],
+}
+# What the column without a name says.
+UNNAMED = {"shared": "over TCP", "tenants": "now"}
+
+
+def placed(name, grids):
+    """The table, the row and the column of a figure, or None for one with a row of its own."""
+    for number, patterns in enumerate(grids):
+        for pattern in patterns:
+            if match := re.fullmatch(pattern, name):
+                parts = match.groupdict(default="")
+                column = parts.get("column", "").removeprefix(", ").removesuffix(": ")
+                return number, parts["row"] + parts.get("more", ""), column
+    return None
+
+
+def lonely(place, places):
+    """Whether a figure has its table, or a row whose column has no name, for itself."""
+    table, row, column = place
+    others = [other for other in places if other and other[0] == table]
+    named = any(other[1] == row and other[2] for other in others)
+    return all(other[2] == column for other in others) or not column and not named
+
+
+def grid(rows, columns, cells, head, unnamed=""):
+    """A table of those cells, by (row, column)."""
+    line = lambda first, rest: f"| {first} | " + " | ".join(rest) + " |"
+    made = [line(head, (column or unnamed for column in columns)), "|---|" + "---|" * len(columns)]
+    return made + [line(row, (cells.get((row, column), "") for column in columns)) for row in rows]
+
+
+def figure_tables(items, grids, cell, head, unnamed):
+    """Tables of figures: one of those that stand alone, and those whose figures share rows."""
+    alone, tables = {}, {}
+    places = [placed(one["name"], grids) for one in items]
+    for one, place in zip(items, places):
+        if place is None or lonely(place, places):
+            alone.setdefault(one["name"], []).append(cell(one))
+        else:
+            tables.setdefault(place[0], {})[place[1:]] = cell(one)
+    made = []
+    if alone:
+        rows = [f"| {name} | {', '.join(several)} |" for name, several in alone.items()]
+        made.append([f"| {head} | {'ratio' if head == 'figure' else 'median'} |", "|---|---|", *rows])
+    for cells in tables.values():
+        rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
+        made.append(grid(rows, columns, cells, head, unnamed))
+    return made
 
 
 def pages_table(data):
@@ -123,102 +243,122 @@ def pages_table(data):
     ahead = sorted({s["parameters"]["prefetch_bytes"] for s in sweep})
     if not sweep:
         return []
-    rows = ["| page size | " + " | ".join("no prefetch" if a == 0 else f"prefetch {a >> 20} MiB" for a in ahead) + " |", "|---|" + "---|" * len(ahead)]
-    for size in sorted({s["parameters"]["page_bytes"] for s in sweep}):
-        cells = {s["parameters"]["prefetch_bytes"]: s for s in sweep if s["parameters"]["page_bytes"] == size}
-        text = [f"{short(cells[a]['median'])} GB/s ({cells[a]['parameters']['remote_share'] * 100:.0f} % remote)" if a in cells else "" for a in ahead]
-        rows.append(f"| {size >> 10} KiB | " + " | ".join(text) + " |")
-    return rows
+    heads = ["no prefetch" if a == 0 else f"prefetch {a >> 20} MiB" for a in ahead]
+    cells = {}
+    for one in sweep:
+        kib, remote = one["parameters"]["page_bytes"] >> 10, one["parameters"]["remote_share"] * 100
+        if kib in PAGE_SIZES_KIB:
+            share = f" ({remote:.0f} % remote)" if remote < 99 else ""
+            column = heads[ahead.index(one["parameters"]["prefetch_bytes"])]
+            cells[f"{kib} KiB", column] = short(one["median"]) + share
+    return grid([f"{kib} KiB" for kib in PAGE_SIZES_KIB], heads, cells, "page size; triad, GB/s")
 
 
 def paper_line(data):
-    """What the paper reports for the same experiment, and the best of ours."""
+    """What the paper reports for the same experiment, next to the best of ours over the same link."""
     sweep = [s for s in data["series"] if s["parameters"].get("experiment") == "pages"]
-    if not sweep:
+    if not sweep or sweep[0]["parameters"].get("link") != "1 Gbit/s":
         return []
     best = max(s["median"] * min(s["parameters"]["remote_share"], 1) for s in sweep)
-    text = f"The paper's best is {PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s), without gain above 128 KB; the best here, by what came over the wire, is {short(best)} GB/s"
-    if data["series"] and sweep[0]["parameters"].get("link") == "1 Gbit/s":
-        text += f" ({best / PAPER_LINE_RATE_GB * 100:.0f} %, {best / PAPER_GB:.1f} times as much)"
-    return textwrap.wrap(text + ".", 110)
+    paper = f"{PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s)"
+    share = best / PAPER_LINE_RATE_GB * 100
+    ours = f"{short(best)} GB/s ({share:.0f} %, {best / PAPER_GB:.1f} times as much)"
+    text = f"The paper's best is {paper}; the best here, by what came over the wire, is {ours}."
+    return textwrap.wrap(text, 110)
 
 
 def clients_table(data):
     runs = [s for s in data["series"] if s["parameters"].get("experiment") == "clients"]
     if not runs:
         return []
-    rows = ["| clients | each, median | together | share of one client's, each | the paper's: in proportion |", "|---|---|---|---|---|"]
-    alone = next((s["median"] for s in runs if s["parameters"]["clients"] == 1 and s["parameters"]["what"] == "each"), None)
-    for count in sorted({s["parameters"]["clients"] for s in runs}):
-        by = {s["parameters"]["what"]: s for s in runs if s["parameters"]["clients"] == count}
-        rows.append(f"| {count} | {short(by['each']['median'])} GB/s | {short(by['together']['median'])} GB/s | {short(by['each']['median'] / alone) if alone else '-'} | {short(1 / count)} |")
-    return rows
+    by = {(s["parameters"]["what"], s["parameters"]["clients"]): s["median"] for s in runs}
+    counts = sorted({count for _, count in by if count in CLIENTS})
+    cells = {}
+    for count in counts:
+        cells["each, GB/s", str(count)] = short(by["each", count])
+        cells["together, GB/s", str(count)] = short(by["together", count])
+        share = by["each", count] / by["each", 1]
+        cells["each / one alone (the paper's: 1 / clients)", str(count)] = short(share)
+    return grid(dict.fromkeys(row for row, _ in cells), [str(count) for count in counts], cells, "clients")
 
 
 CATEGORIES = ["computing", "requests", "read fault", "write fault", "lock", "unlock", "barrier", "other"]
+PROTOCOLS = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"]
 
 
 def time_runs(data):
-    """Runs of `rampool bench shared --only time` in their order: (program, protocol) and the series of each category."""
+    """Runs of `rampool bench shared --only time`: for (program, protocol) the series of each category."""
     runs = {}
     for one in data["series"]:
-        if one["parameters"].get("experiment") == "time":
-            runs.setdefault((one["parameters"]["program"], one["parameters"]["protocol"]), {})[one["parameters"]["category"]] = one
+        by = one["parameters"]
+        if by.get("experiment") == "time":
+            runs.setdefault((by["program"], by["protocol"]), {})[by["category"]] = one
     return runs
 
 
 def time_table(data):
+    """What each program takes, how much of it is computing, and its messages. The plot has all categories."""
     runs = time_runs(data)
     if not runs:
         return []
-    rows = ["| program | protocol | ms | " + " | ".join(CATEGORIES) + " | messages | KiB |", "|---|---|---|" + "---|" * (len(CATEGORIES) + 2)]
+    cells = {}
     for (program, protocol), by in runs.items():
-        total = sum(one["median"] for one in by.values())
-        shares = " | ".join(f"{by[category]['median'] / total * 100:.0f} %" for category in CATEGORIES)
-        sent = by["computing"]["parameters"]
-        rows.append(f"| {program} | {protocol} | {short(total * 1e3)} | {shares} | {sent['messages']} | {sent['bytes'] // 1024} |")
-    return rows
+        total, sent = sum(one["median"] for one in by.values()), by["computing"]["parameters"]
+        computing = by["computing"]["median"] / total * 100
+        cells[program, protocol] = f"{short(total * 1e3)}, {computing:.0f}%, {sent['messages']}"
+    return grid(dict.fromkeys(program for program, _ in runs), PROTOCOLS, cells, "ms, computing, messages")
 
 
 def predict_table(data):
-    """Rows of `rampool bench predict`: what was predicted for a link, and what was measured on it."""
-    cells = {}
+    """Rows of `rampool bench predict`: what was measured on a link, and how far off predictions were."""
+    found = {}
     for one in data["series"]:
-        if one["parameters"].get("experiment") == "predict":
-            key = (one["parameters"]["link"], one["parameters"]["program"], one["parameters"]["protocol"])
-            cells.setdefault(key, {})[one["parameters"]["what"]] = one["median"]
-    if not cells:
+        by = one["parameters"]
+        if by.get("experiment") == "predict":
+            key = (f"{by['link']}, {by['program']}", by["protocol"])
+            found.setdefault(key, {})[by["what"]] = one["median"]
+    if not found:
         return []
-    rows = ["| link | program | protocol | measured ms | replayed ms | error | additive ms | error |", "|---|---|---|---|---|---|---|---|"]
-    for (link, program, protocol), by in cells.items():
-        error = lambda what: f"{(by[what] / by['measured'] - 1) * 100:+.0f} %"
-        rows.append(f"| {link} | {program} | {protocol} | {short(by['measured'])} | {short(by['replayed'])} | {error('replayed')} | {short(by['additive'])} | {error('additive')} |")
-    return rows
+    error = lambda by, what: f"{(by[what] / by['measured'] - 1) * 100:+.0f}%"
+    cell = lambda by: f"{short(by['measured'])}: {error(by, 'replayed')} ({error(by, 'additive')})"
+    cells, head = {key: cell(by) for key, by in found.items()}, "measured ms: error of the replay (additive)"
+    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, head)
 
 
-# Barli, Watanabe, Sakai, Tanaka: speed-up on 4 nodes, measured over 100BASE-TX and predicted for a low-overhead network of 1 Gbit/s; SC, LRC, HLRC, AURC.
+# Barli, Watanabe, Sakai, Tanaka: speed-up on 4 nodes, measured over 100BASE-TX and predicted for a
+# low-overhead network of 1 Gbit/s; SC, LRC, HLRC, AURC.
 S4_SPEED_UPS = {
-    "eth100-1999": {"fft": [0.14, 0.13, 0.19, 0.21], "lu": [2.0, 2.0, 1.5, 2.2], "ocean": [0.07, 0.11, 0.15, 0.20], "water": [1.9, 2.3, 2.5, 3.1]},
-    "loh-hb": {"fft": [0.18, 0.19, 0.30, 0.32], "lu": [2.2, 2.2, 2.1, 2.3], "ocean": [0.09, 0.15, 0.22, 0.28], "water": [2.1, 2.4, 2.8, 3.2]},
+    "eth100-1999": {
+        "fft": [0.14, 0.13, 0.19, 0.21],
+        "lu": [2.0, 2.0, 1.5, 2.2],
+        "ocean": [0.07, 0.11, 0.15, 0.20],
+        "water": [1.9, 2.3, 2.5, 3.1],
+    },
+    "loh-hb": {
+        "fft": [0.18, 0.19, 0.30, 0.32],
+        "lu": [2.2, 2.2, 2.1, 2.3],
+        "ocean": [0.09, 0.15, 0.22, 0.28],
+        "water": [2.1, 2.4, 2.8, 3.2],
+    },
 }
 
 
 def papers_table(data):
     """Speed-ups predicted for S4's nodes, and S4's own."""
-    cells = {}
+    ours = {}
     for one in data["series"]:
-        if one["parameters"].get("experiment") == "papers":
-            key = (one["parameters"]["network"], one["parameters"]["program"])
-            cells.setdefault(key, {})[one["parameters"]["protocol"]] = one["median"]
-    if not cells:
+        by = one["parameters"]
+        if by.get("experiment") == "papers":
+            ours[f"{by['network']}, {by['program']}", by["protocol"]] = one["median"]
+    if not ours:
         return []
-    protocols = ["sc", "lrc", "hlrc", "aurc"]
-    rows = ["| network | program | " + " | ".join(f"{p} (S4's)" for p in protocols) + " |", "|---|---|" + "---|" * len(protocols)]
-    for network in S4_SPEED_UPS:
-        for program, theirs in S4_SPEED_UPS[network].items():
-            ours = cells.get((network, program), {})
-            rows.append(f"| {network} | {program} | " + " | ".join(f"{short(ours.get(p))} ({t})" for p, t in zip(protocols, theirs)) + " |")
-    return rows
+    protocols, cells = PROTOCOLS[:4], {}
+    for network, programs in S4_SPEED_UPS.items():
+        for program, theirs in programs.items():
+            row = f"{network}, {program}"
+            for protocol, their in zip(protocols, theirs):
+                cells[row, protocol] = f"{short(ours.get((row, protocol)))} ({their})"
+    return grid(dict.fromkeys(row for row, _ in cells), protocols, cells, "speed-up (S4's)")
 
 
 def register_runs(data):
@@ -232,36 +372,48 @@ def register_runs(data):
 
 
 def payload_table(data):
-    """One table of what is sent through sockets, one of what is sent over UCX."""
-    runs = register_runs(data)
-    lines = []
-    for over_ucx in (False, True):
-        ways = [(registrar, what) for registrar in runs for what in runs[registrar] if registrar.startswith("ucx") == over_ucx]
-        if not ways:
-            continue
-        names = [what if registrar == "none" else f"{registrar}, {what}" for registrar, what in ways]
-        lines += [""] if lines else []
-        lines += ["| payload | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-        for payload in sorted({payload for registrar, what in ways for payload in runs[registrar][what]}):
-            lines.append(f"| {payload >> 10} KiB | " + " | ".join(f"{short(runs[registrar][what][payload])} GB/s" for registrar, what in ways) + " |")
-    return lines
+    """Throughput by payload. The plot has every payload."""
+    cells = {}
+    for registrar, ways in register_runs(data).items():
+        for what, points in ways.items():
+            row = what if registrar == "none" else f"{registrar}, {what}"
+            for kib in PAYLOADS_KIB:
+                if kib << 10 in points:
+                    cells[row, f"{kib} KiB"] = short(points[kib << 10])
+    columns = [f"{kib} KiB" for kib in PAYLOADS_KIB]
+    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "GB/s") if cells else []
 
 
-def figures(data):
-    """The figures of one file."""
-    swept = ("pages", "clients", "time", "predict", "papers", "payload")
-    conditions = f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after."
-    if "defaults" not in data:
-        conditions += " Measured before files recorded the defaults: today's may differ."
-    lines = [*textwrap.wrap(conditions, 110), ""]
-    if data["ratios"]:
-        lines += [*ratio_table(data), ""]
-    plain = [s for s in data["series"] if s["parameters"].get("experiment") not in swept]
-    lines += [*series_table(plain), ""] if plain else []
-    for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data), predict_table(data), papers_table(data), payload_table(data)):
+def conditions(data):
+    """The machine, its load, how many samples a median is of, and whether the defaults are recorded."""
+    load = " to ".join(data[when].split()[0] for when in ("load_before", "load_after"))
+    plain = [one for one in data["series"] if one["parameters"].get("experiment") not in SWEPT]
+    counts = sorted({len(one["samples"]) for one in plain})
+    samples = f"; medians of {' or '.join(map(str, counts))}" if counts and counts != [1] else ""
+    old = "" if "defaults" in data else "; old defaults"
+    return f"{processor(data)}, load {load}{samples}{old}."
+
+
+def figures(data, said, name):
+    """The figures of one file. `said`: notes that stand above, which this one adds its own to."""
+    kind = name.partition("-")[0]
+    grids = GRIDS.get(name, GRIDS.get(kind, []))
+    follows = re.compile(FOLLOWS.get(name, FOLLOWS.get(kind, r"(?!)")))
+    lines = [conditions(data), ""]
+    plain = [s for s in data["series"] if s["parameters"].get("experiment") not in SWEPT]
+    unnamed = UNNAMED.get(name, "")
+    plain = [one for one in plain if not follows.fullmatch(one["name"])]
+    ratios = [one for one in data["ratios"] if not follows.fullmatch(one["name"])]
+    tables = figure_tables(ratios, grids, ratio_cell, "figure", unnamed)
+    tables += figure_tables(plain, grids, series_cell, "measured", unnamed)
+    swept = (pages_table, paper_line, clients_table, time_table, predict_table, papers_table, payload_table)
+    for table in (*tables, *(make(data) for make in swept)):
         lines += [*table, ""] if table else []
     for note in data["notes"]:
-        lines += textwrap.wrap(note, 110, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        if note not in said and not LEFT_OUT.match(note):
+            said.add(note)
+            keep = {"break_long_words": False, "break_on_hyphens": False}
+            lines += textwrap.wrap(note, 110, initial_indent="* ", subsequent_indent="  ", **keep)
     return "\n".join(lines).strip()
 
 
@@ -287,21 +439,19 @@ def processor(data):
 
 
 def summary(page, found):
-    """Every figure that has a reach, section by section, and how many of them are reached."""
-    sections, rows = [], []
+    """How many of the figures that have a reach are within it, section by section."""
+    rows, all_met, all_missed = [], 0, 0
     for name, title in headings_above_tables(page).items():
-        wanted = [ratio for ratio in found.get(name, {"ratios": []})["ratios"] if ratio["reach"]]
-        if not wanted:
+        met = [ratio["met"] for ratio in found.get(name, {"ratios": []})["ratios"] if ratio["reach"]]
+        if not met:
             continue
-        link, machine = f"[{title}](#{anchor_of(title)})", processor(found[name])
-        missed = sum(not ratio["met"] for ratio in wanted)
-        sections.append((link, len(wanted) - missed, missed, machine))
-        rows += [f"| {link} | {ratio_cells(ratio)} | {machine} |" for ratio in wanted]
-    reached, missed = sum(section[1] for section in sections), sum(section[2] for section in sections)
-    lines = [f"**{reached} of {reached + missed} reached, {missed} missed.**", "", "| section | reached | missed | machine |", "|---|---|---|---|"]
-    lines += [f"| {link} | {ok} | {f'**{no}**' if no else ''} | {machine} |" for link, ok, no, machine in sections]
-    lines += ["", "Each of them:", "", "| section | figure | reach | measured | quartiles | | machine |", "|---|---|---|---|---|---|---|", *rows]
-    return "\n".join(lines)
+        missed = met.count(False)
+        all_met, all_missed = all_met + len(met) - missed, all_missed + missed
+        no = f"**{missed}**" if missed else ""
+        section = f"[{title}](#{anchor_of(title)})"
+        rows.append(f"| {section} | {len(met) - missed} | {no} |")
+    said = f"**{all_met} of {all_met + all_missed} reached, {all_missed} missed.**"
+    return "\n".join([said, "", "| section | reached | missed |", "|---|---|---|", *rows])
 
 
 def picture(name):
@@ -311,14 +461,14 @@ def picture(name):
 
 def selection(found):
     """The table of the guide."""
-    rows = ["| figure | measured | quartiles |", "|---|---|---|"]
+    rows = ["| figure | measured |", "|---|---|"]
     for label, file, name in SELECTED:
         measured = [*found.get(file, {"ratios": []})["ratios"], *found.get(file, {"series": []})["series"]]
         one = next((one for one in measured if one["name"] == name), None)
         if one is None:
             sys.exit(f"{file} has no figure {name!r}, which the guide shows")
-        value = f"{short(one['median'])} {one['unit']}" if "median" in one else short(one["value"])
-        rows.append(f"| {label} | {value} | {short(one['low'])} to {short(one['high'])} |")
+        value = series_cell(one) if "median" in one else short(one["value"]) + spread(one)
+        rows.append(f"| {label} | {value} |")
     return "\n".join(rows)
 
 
@@ -368,6 +518,7 @@ SELECTIONS = {GUIDE: selection, README: readme_table}
 
 def filled(page, found):
     """The page with its tables and its summary as the measurements have them."""
+    said = set()
 
     def fill(match):
         name = match.group(1)
@@ -375,7 +526,7 @@ def filled(page, found):
             return match.group(0)
         plots = [(os.path.relpath(picture(plot), PAGE.parent), title) for plot, title in PLOTS_UNDER.get(name, []) if picture(plot).exists()]
         pictures = "".join(f"![{title}]({path})\n\n" for path, title in plots)
-        return f"<!-- figures: {name} -->\n\n{figures(found[name])}\n\n{pictures}<!-- end -->"
+        return f"<!-- figures: {name} -->\n\n{figures(found[name], said, name)}\n\n{pictures}<!-- end -->"
 
     page = TABLES.sub(fill, page)
     return SUMMARY.sub(lambda _: f"<!-- summary -->\n\n{summary(page, found)}\n\n<!-- end -->", page)
@@ -456,20 +607,17 @@ def plot(found):
         save(figure, "stream-clients")
 
     if "register" in found:
-        runs = register_runs(found["register"])
-        plain = runs.pop("none")
-        figure, grid = pyplot.subplots((len(runs) + 1) // 2, 2, figsize=(10, 2 * len(runs)), sharey="row", squeeze=False)
-        for axes, (registrar, ways) in zip(grid.flat, runs.items()):
-            shown = ways if registrar.startswith("ucx") else plain | ways
-            for what, points in shown.items():
-                usual = what in ("plain send", "messages")
+        figure, axes = pyplot.subplots(figsize=(6, 3.5))
+        for registrar, ways in register_runs(found["register"]).items():
+            for what, points in ways.items():
+                usual = registrar == "none"
                 kib = [payload / 1024 for payload in sorted(points)]
                 axes.plot(kib, [points[payload] for payload in sorted(points)], "--" if usual else "-", color="gray" if usual else None, marker="o", markersize=3, label=what)
-            axes.set(xlabel="payload, KiB", ylabel="GB/s", title=registrar)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
-            axes.grid(alpha=0.3, which="both")
-            axes.legend(fontsize=8)
+        axes.set(xlabel="payload, KiB", ylabel="GB/s", title="Sending from pinned memory")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize=8)
         save(figure, "register")
 
     if "programs" in found:

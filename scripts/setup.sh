@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes sure that this machine has what a goal needs:
-# `scripts/setup.sh build|wheel|test|soak|test-python|test-rdma|test-block|bench`.
+# `scripts/setup.sh build|wheel|test|soak|test-python|test-rdma|test-block|bench|docs`.
 #
 # Missing packages are installed if that needs no question (Debian or Ubuntu, as root, without a prompt).
 # Otherwise this script lists everything to install, and how, and ends with 1. If nothing is missing it prints
@@ -38,7 +38,9 @@ want python3 python3
 if [ "$goal" != build ] && have python3; then
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || hints+=("Python 3.11 or later, here is $(python3 --version)")
 fi
-if [ "$goal" = wheel ]; then
+if [ "$goal" = docs ]; then
+    ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+elif [ "$goal" = wheel ]; then
     want strip binutils
     ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 elif [ "$goal" != build ]; then
@@ -77,7 +79,7 @@ elif [ "$goal" = test-block ]; then
         want "${tool%%:*}" "${tool##*:}"
     done
     ls /usr/lib/*/libc.a >/dev/null 2>&1 || packages+=(libc6-dev)
-elif [ "$goal" != build ] && [ "$goal" != wheel ]; then
+elif [ "$goal" != build ] && [ "$goal" != wheel ] && [ "$goal" != docs ]; then
     want m4 m4
     # Clients of block devices.
     for tool in nbdcopy:libnbd-bin qemu-img:qemu-utils nbdkit:nbdkit fio:fio fusermount3:fuse3; do want "${tool%%:*}" "${tool##*:}"; done
@@ -121,6 +123,7 @@ python_packages() { # MODULE:REQUIREMENT ...: into the checkout's own environmen
     [ ${#wanted[@]} -eq 0 ] || .venv/bin/pip install --quiet --disable-pip-version-check "${wanted[@]}"
 }
 case $goal in
+docs) python_packages 'material:mkdocs-material>=9.5,<10' || exit 1 ;;
 wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
 test) python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' || exit 1 ;;
 test-python)

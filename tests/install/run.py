@@ -17,9 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import procs  # noqa: E402
 from harness.suite import Suite  # noqa: E402
 from harness.world import MIB, ROOT, TARGET, check, skip  # noqa: E402
+from install import packages  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 suite = Suite("installed")
+for each in (packages.debian_packages, packages.image, packages.page):
+    suite.test()(each)
 
 # The paper's file: host, megabytes, comments; the first line is the compute node. Only the sizes are this test's.
 DLMM_CONF = """\

@@ -1,7 +1,9 @@
 //! `rampool serve`: lends this machine's memory.
 
+mod latest;
 mod log;
 mod metrics;
+mod page;
 mod settings;
 mod tenants;
 
@@ -79,7 +81,7 @@ pub fn run(args: Args) -> Result<i32> {
     let metrics = settings
         .metrics
         .as_ref()
-        .map(|address| metrics::Responder::start(address, server.observer()))
+        .map(|address| metrics::Responder::start(address, server.observer(), server.endpoints()))
         .transpose()?;
     for endpoint in server.endpoints() {
         // On standard output for scripts, which cannot know the port otherwise if it is 0.
@@ -96,7 +98,7 @@ pub fn run(args: Args) -> Result<i32> {
         }
     }
     if let Some(metrics) = &metrics {
-        println!("metrics on http://{}/metrics", metrics.address());
+        println!("metrics on http://{0}/metrics, a page on http://{0}/", metrics.address());
     }
     if let Some(file) = &settings.ready_file {
         say_ready(file, server.endpoints())?;

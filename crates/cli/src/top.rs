@@ -24,8 +24,8 @@ use rampool_net::key::Key;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use crate::end_signals::EndSignals;
-use look::Watch;
-pub use look::lacking;
+pub use look::{Look, Watch, lacking};
+pub use rates::compare;
 use screen::{Action, Screen};
 
 /// Watch the running programs and the memory servers

@@ -6,7 +6,7 @@
 //!   transport      handshake ---> link ---> tcp, unix socket, rings of shared memory, UCX
 //!      |              `- seal      frames sealed by Noise
 //!      |-- zero_copy  long pieces sent from where they lie
-//!      |-- registration  pinned memory: the pin-down cache and its registrars
+//!      |-- registration  pinned memory: the pin-down cache, and what pins for it
 //!      `-- blocks     checksums of bytes in pieces
 //!   adaptive_spin  whether to poll or to sleep ---> two_ways, which tries both
 //! ```

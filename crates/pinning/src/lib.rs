@@ -35,7 +35,7 @@ pub mod keys;
 pub mod path;
 mod policy;
 
-pub use policy::{GreedyDualSize, LeastRecentlyUsed, UnpinPolicy};
+use policy::LeastRecentlyUsed;
 
 /// Consecutive pages of one address space, from `first` up to but not including `end`. Never empty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -93,7 +93,7 @@ impl Span {
     }
 }
 
-/// Names a registration: its place in the registrar's table, and how often that place was used before.
+/// Names a registration: its place in the kernel's table, and how often that place was used before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RegistrationId {
     pub index: u32,
@@ -121,7 +121,7 @@ impl Held {
     }
 }
 
-/// Work for the registrar.
+/// Work for the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
     /// Register these pages in this place of the table; report with [`PinCache::registered`] or
@@ -173,7 +173,7 @@ pub struct Counts {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Free,
-    /// The registrar is working on it; a caller waits for this part.
+    /// The kernel is working on it; a caller waits for this part.
     Registering {
         wanted: Span,
     },
@@ -200,12 +200,12 @@ struct Interval {
 ///
 /// Invariants ([`PinCache::check`]): intervals are disjoint and in order, each within its registration;
 /// `pinned = sum of the pages of all registrations <= allowance` (unless the allowance was lowered while they
-/// were in use); a registration is in the policy's order if and only if it is unused; an unused one can be
+/// were in use); a registration is in order if and only if it is unused; an unused one can be
 /// found for at least half of its pages.
 #[derive(Debug)]
 pub struct PinCache {
     limits: Limits,
-    policy: Box<dyn UnpinPolicy + Send>,
+    order: LeastRecentlyUsed,
     intervals: Vec<Interval>,
     registrations: Vec<Registration>,
     free: Vec<u32>,
@@ -221,10 +221,10 @@ pub struct PinCache {
 
 impl PinCache {
     #[must_use]
-    pub fn new(limits: Limits, policy: Box<dyn UnpinPolicy + Send>) -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            policy,
+            order: LeastRecentlyUsed::default(),
             intervals: Vec::new(),
             registrations: Vec::new(),
             free: Vec::new(),
@@ -312,7 +312,7 @@ impl PinCache {
         Ok(id)
     }
 
-    /// The registrar has carried out an [`Output::Register`]. Returns the request, unless it was invalidated
+    /// The kernel has carried out an [`Output::Register`]. Returns the request, unless it was invalidated
     /// or overlapped in the meantime: ask again, or copy.
     ///
     /// # Panics
@@ -328,7 +328,7 @@ impl PinCache {
         None
     }
 
-    /// The registrar could not register it.
+    /// The kernel could not register it.
     ///
     /// # Panics
     /// If it is not being registered.
@@ -384,7 +384,7 @@ impl PinCache {
         while self.pinned_pages > pages && self.unpin_one() {}
     }
 
-    /// The registrar's next piece of work, in the order in which it has to be done.
+    /// The kernel's next piece of work, in the order in which it has to be done.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
@@ -494,7 +494,7 @@ impl PinCache {
         if registration.uses == 0 {
             self.used_pages += registration.span.pages();
             self.used += 1;
-            self.policy.taken(index);
+            self.order.taken(index);
         }
         registration.uses += 1;
         Held {
@@ -513,8 +513,8 @@ impl PinCache {
         self.used_pages -= registration.span.pages();
         self.used -= 1;
         if worked {
-            // Known to the policy from here on, as everything that is registered and not in use.
-            self.policy.unused(id.index, registration.span.pages());
+            // In order from here on, as everything that is registered and not in use.
+            self.order.unused(id.index);
         }
         wanted
     }
@@ -537,21 +537,21 @@ impl PinCache {
         for Interval { index, .. } in cut {
             let registration = &self.registrations[index as usize];
             if registration.state == State::Registered && registration.uses == 0 {
-                self.policy.taken(index);
+                self.order.taken(index);
                 self.keep_or_end(index);
             }
         }
         true
     }
 
-    /// Of an unused registration: keeps it, known to the policy, or ends it.
+    /// Of an unused registration: keeps it, in order, or ends it.
     fn keep_or_end(&mut self, index: u32) {
         let registration = &self.registrations[index as usize];
         assert!(
             registration.state == State::Registered && registration.uses == 0,
             "it is registered and unused"
         );
-        self.policy.unused(index, registration.span.pages());
+        self.order.unused(index);
         if 2 * registration.reachable < registration.span.pages() {
             self.end(index);
         }
@@ -559,7 +559,7 @@ impl PinCache {
     }
 
     fn unpin_one(&mut self) -> bool {
-        let Some(index) = self.policy.victim() else { return false };
+        let Some(index) = self.order.victim() else { return false };
         self.counts.unpinned += 1;
         self.end(index);
         true
@@ -567,7 +567,7 @@ impl PinCache {
 
     /// Ends an unused registration.
     fn end(&mut self, index: u32) {
-        self.policy.taken(index);
+        self.order.taken(index);
         self.hide(index);
         self.counts.deregistered += 1;
         self.outputs.push_back(Output::Deregister {

@@ -15,10 +15,10 @@ fn limits(allowance_pages: u64, registration_pages: u64, registrations: u32) -> 
 }
 
 fn lru(allowance: u64) -> PinCache {
-    PinCache::new(limits(allowance, PAGES, 16), Box::<LeastRecentlyUsed>::default())
+    PinCache::new(limits(allowance, PAGES, 16))
 }
 
-/// What the registrar has, and the memory it refers to.
+/// What the kernel has, and the memory it refers to.
 struct Model {
     cache: PinCache,
     /// The frame that is behind each page now.
@@ -34,7 +34,7 @@ struct Model {
     tells: bool,
 }
 
-/// A stale hit: the registrar would send pages that are no longer there.
+/// A stale hit: it would send pages that are no longer there.
 #[derive(Debug, PartialEq)]
 struct Stale(Span);
 
@@ -178,24 +178,15 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn policies() -> impl Strategy<Value = bool> {
-    any::<bool>()
-}
-
-fn policy(large_first: bool) -> Box<dyn UnpinPolicy + Send> {
-    if large_first { Box::<GreedyDualSize>::default() } else { Box::<LeastRecentlyUsed>::default() }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_look_up_finds_pages_that_are_gone(
-        large_first in policies(),
         (allowance, most, places) in (20..100u64, 8..40u64, 2..9u32),
         steps in prop::collection::vec(steps(), 1..120),
     ) {
-        let mut model = Model::new(PinCache::new(limits(allowance, most, places), policy(large_first)));
+        let mut model = Model::new(PinCache::new(limits(allowance, most, places)));
         for step in steps {
             match step {
                 Step::Ask(span, finish) => prop_assert_eq!(model.ask(span, finish), Ok(())),
@@ -274,20 +265,6 @@ fn unused_memory_stays_registered_until_the_allowance_is_passed_and_the_longest_
 }
 
 #[test]
-fn the_other_policy_ends_large_registrations_before_small_ones() {
-    let mut cache = PinCache::new(limits(12, PAGES, 16), policy(true));
-    for (first, pages) in [(0, 2), (10, 8), (20, 2)] {
-        touch(&mut cache, span(first, first + pages));
-    }
-    assert_eq!(ended(&touch(&mut cache, span(30, 33))), [span(10, 18)]);
-    // However small, a registration that is never used again ages.
-    for round in 0..100 {
-        touch(&mut cache, span(40 + round % 2 * 8, 46 + round % 2 * 8));
-    }
-    assert!(cache.look_up(span(0, 2)).is_none() && cache.look_up(span(20, 22)).is_none());
-}
-
-#[test]
 fn ranges_that_overlap_are_merged_and_ranges_with_holes_are_split() {
     let mut cache = lru(PAGES);
     touch(&mut cache, span(0, 4));
@@ -333,7 +310,7 @@ fn what_is_invalidated_while_it_is_being_registered_is_not_used() {
 
 #[test]
 fn what_cannot_be_registered_says_why_and_changes_nothing() {
-    let mut cache = PinCache::new(limits(8, 4, 2), Box::<LeastRecentlyUsed>::default());
+    let mut cache = PinCache::new(limits(8, 4, 2));
     assert_eq!(cache.admit(span(0, 5)), Err(Refused::TooLarge { pages: 5, most: 4 }));
     let held: Vec<Held> = [0, 10]
         .into_iter()

@@ -113,8 +113,6 @@ pub struct SharedConfig {
     /// The transport between ranks on this machine.
     pub same_host: SameHost,
     pub channel: ChannelConfig,
-    /// Drops this many percent of the datagrams that are sent (for tests).
-    pub drop_percent: u8,
     /// The key of the memory servers and of processes outside the run; also of the ranks if there is no
     /// `run_key`.
     pub key: Option<Key>,
@@ -190,7 +188,6 @@ impl SharedConfig {
             transport: Transport::Tcp,
             same_host: SameHost::default(),
             channel: ChannelConfig::default(),
-            drop_percent: 0,
             key: None,
             encryption: Encryption::Auto,
             join_deadline: Duration::from_secs(60),
@@ -214,7 +211,7 @@ impl SharedConfig {
     /// 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none), `RAMPOOL_SHARED_LOCAL` (bytes),
     /// `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for
     /// each rank), `RAMPOOL_SILENCE_S`, `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_BOUND` (which
-    /// `rampool launch` sets), `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
+    /// `rampool launch` sets) and `RAMPOOL_SHARED_USER_FAULTS` (1).
     ///
     /// # Errors
     /// An incomplete or invalid variable.
@@ -288,11 +285,6 @@ impl SharedConfig {
         if let Some(spin) = setting("RAMPOOL_SPIN_US", "a number of microseconds", |text| text.parse().ok())?
         {
             config.spin = Duration::from_micros(spin);
-        }
-        if let Some(percent) = setting("RAMPOOL_DROP_PERCENT", "a number from 0 to 90", |text| {
-            text.parse().ok().filter(|&p: &u8| p <= 90)
-        })? {
-            config.drop_percent = percent;
         }
         config.user_faults = setting("RAMPOOL_SHARED_USER_FAULTS", "0 or 1", |text| {
             ["0", "1"].iter().position(|known| *known == text)

@@ -20,8 +20,9 @@ pub(super) struct Datagrams {
     ranks: BTreeMap<SocketAddr, Rank>,
     scratch: Vec<u8>,
     sealed: Vec<u8>,
-    drop_percent: u8,
-    random: u64,
+    /// A network that loses this many percent.
+    #[cfg(test)]
+    loss: Loss,
 }
 
 struct End {
@@ -38,13 +39,8 @@ pub(super) struct DatagramPeer {
 }
 
 impl Datagrams {
-    /// `places` by rank; `None` for this one. `drop_percent` of the datagrams is dropped, for tests.
-    pub fn new(
-        socket: UdpSocket,
-        places: Vec<Option<DatagramPeer>>,
-        config: ChannelConfig,
-        drop_percent: u8,
-    ) -> Self {
+    /// `places` by rank; `None` for this one.
+    pub fn new(socket: UdpSocket, places: Vec<Option<DatagramPeer>>, config: ChannelConfig) -> Self {
         let known = places
             .iter()
             .zip(0..)
@@ -63,8 +59,8 @@ impl Datagrams {
             ranks,
             scratch: Vec::new(),
             sealed: Vec::new(),
-            drop_percent,
-            random: 0x9e37_79b9_7f4a_7c15,
+            #[cfg(test)]
+            loss: Loss::default(),
         }
     }
 
@@ -123,10 +119,8 @@ impl Datagrams {
         for end in self.ends.iter_mut().flatten() {
             while let Some(datagram) = end.channel.poll(now) {
                 // Marsaglia's xorshift: good enough to drop some.
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
-                if self.random % 100 < u64::from(self.drop_percent) {
+                #[cfg(test)]
+                if self.loss.hits() {
                     continue;
                 }
                 let datagram = match &mut end.seal {
@@ -164,6 +158,22 @@ impl AsFd for Datagrams {
     }
 }
 
+/// Which datagrams a test's network loses.
+#[cfg(test)]
+#[derive(Default)]
+struct Loss {
+    percent: u64,
+    random: u64,
+}
+
+#[cfg(test)]
+impl Loss {
+    fn hits(&mut self) -> bool {
+        self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (self.random >> 33) % 100 < self.percent
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,11 +197,13 @@ mod tests {
         peer: Rank,
         address: SocketAddr,
         seal: Option<DatagramSeal>,
-        drop_percent: u8,
+        drop_percent: u64,
     ) -> Datagrams {
         let mut places: Vec<Option<DatagramPeer>> = [None, None].into();
         places[usize::from(peer.0)] = Some(DatagramPeer { address, seal });
-        Datagrams::new(socket, places, ChannelConfig::default(), drop_percent)
+        let mut datagrams = Datagrams::new(socket, places, ChannelConfig::default());
+        datagrams.loss.percent = drop_percent;
+        datagrams
     }
 
     /// What a socket without the keys receives.

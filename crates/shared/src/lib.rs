@@ -365,7 +365,7 @@ impl Shared {
             let mut channel = config.channel;
             // As over TCP.
             channel.silence_us = u64::try_from(config.silence.as_micros()).unwrap_or(u64::MAX);
-            Datagrams::new(socket, places, channel, config.drop_percent)
+            Datagrams::new(socket, places, channel)
         });
         let mut account = Account::new(Rank(config.rank), config.protocol.name(), config.threads)
             .map_err(JoinError::Trace)?;

@@ -20,7 +20,6 @@ pub const AM_WHOLE_MESSAGE: u32 = 1;
 pub const AM_CAME_IN_MEMORY_TO_KEEP: u64 = 1 << 16;
 pub const AM_CAME_AS_RENDEZVOUS: u64 = 1 << 17;
 pub const AM_EAGER: u32 = 1 << 1;
-pub const AM_RENDEZVOUS: u32 = 1 << 2;
 pub const ENDPOINT_REMOTE_ADDRESS: u64 = 1 << 0;
 pub const ENDPOINT_ERROR_MODE: u64 = 1 << 1;
 pub const ENDPOINT_ERROR_HANDLER: u64 = 1 << 2;
@@ -29,10 +28,7 @@ pub const ERRORS_PEER: c_int = 1;
 pub const OP_CALLBACK: u32 = 1 << 1;
 pub const OP_USER_DATA: u32 = 1 << 2;
 pub const OP_FLAGS: u32 = 1 << 4;
-pub const OP_MEMORY: u32 = 1 << 8;
 pub const CLOSE_BY_FORCE: u32 = 1;
-pub const MAP_ADDRESS: u64 = 1 << 0;
-pub const MAP_LENGTH: u64 = 1 << 1;
 
 macro_rules! opaque {
     ($($name:ident),*) => { $(
@@ -40,7 +36,7 @@ macro_rules! opaque {
         pub struct $name { _private: [u8; 0] }
     )* };
 }
-opaque!(Config, RawContext, RawWorker, RawEndpoint, Address, RawMemory);
+opaque!(Config, RawContext, RawWorker, RawEndpoint, Address);
 
 #[repr(C)]
 pub struct ContextParams {
@@ -137,18 +133,6 @@ pub struct RequestParams {
 
 pub type SentCallback = unsafe extern "C" fn(request: *mut c_void, status: Status, user_data: *mut c_void);
 
-#[repr(C)]
-pub struct MapParams {
-    pub field_mask: u64,
-    pub address: *mut c_void,
-    pub length: size_t,
-    pub flags: c_uint,
-    pub protection: c_uint,
-    pub memory_type: c_int,
-    /// Later versions have more.
-    pub reserve: [u64; 8],
-}
-
 // As `ucp.h` of 1.13 has them.
 const _: () = {
     use std::mem::offset_of;
@@ -165,7 +149,6 @@ const _: () = {
             && offset_of!(RequestParams, user_data) == 32
             && offset_of!(RequestParams, memory) == 64
     );
-    assert!(offset_of!(MapParams, memory_type) == 32);
 };
 
 macro_rules! functions {
@@ -219,10 +202,7 @@ functions! {
     endpoint_close: c"ucp_ep_close_nbx" fn(*mut RawEndpoint, *const RequestParams) -> *mut c_void;
     endpoint_flush: c"ucp_ep_flush_nbx" fn(*mut RawEndpoint, *const RequestParams) -> *mut c_void;
     am_send: c"ucp_am_send_nbx" fn(*mut RawEndpoint, c_uint, *const c_void, size_t, *const c_void, size_t, *const RequestParams) -> *mut c_void;
-    am_receive: c"ucp_am_recv_data_nbx" fn(*mut RawWorker, *mut c_void, *mut c_void, size_t, *const RequestParams) -> *mut c_void;
     am_release: c"ucp_am_data_release" fn(*mut RawWorker, *mut c_void);
     request_status: c"ucp_request_check_status" fn(*mut c_void) -> Status;
     request_free: c"ucp_request_free" fn(*mut c_void);
-    memory_map: c"ucp_mem_map" fn(*mut RawContext, *const MapParams, *mut *mut RawMemory) -> Status;
-    memory_unmap: c"ucp_mem_unmap" fn(*mut RawContext, *mut RawMemory) -> Status;
 }

@@ -1,23 +1,19 @@
 //! A connection: messages of at most [`SEGMENT_BYTES`] in order, each with a number from the sender.
 //!
-//! Between trusting processes a message may be longer, and stays in the sender's memory until the receiver
-//! says where it goes ([`Channel::send_from`], [`Channel::land`]): UCX's rendezvous, which copies nothing on
-//! the way where the network reaches into memory.
-//!
 //! Each connection has a worker of its own, so its owner drives it, on any thread, and sleeps on its
 //! descriptor alone. UCX calls back only from within a call of ours.
 
 use crate::api::{
-    AM_CAME_AS_RENDEZVOUS, AM_CAME_IN_MEMORY_TO_KEEP, AM_EAGER, AM_HANDLER_ALL, AM_RENDEZVOUS,
-    AM_WHOLE_MESSAGE, Address, AmHandlerParams, AmReceived, CLOSE_BY_FORCE, ENDPOINT_ERROR_HANDLER,
-    ENDPOINT_ERROR_MODE, ENDPOINT_REMOTE_ADDRESS, ERRORS_NONE, ERRORS_PEER, EndpointParams, ErrorHandler,
-    Functions, OP_CALLBACK, OP_FLAGS, OP_MEMORY, OP_USER_DATA, RawEndpoint, RawWorker, RequestParams,
-    SentCallback, THREADS_SERIALIZED, WORKER_THREAD_MODE, WorkerParams,
+    AM_CAME_AS_RENDEZVOUS, AM_CAME_IN_MEMORY_TO_KEEP, AM_EAGER, AM_HANDLER_ALL, AM_WHOLE_MESSAGE, Address,
+    AmHandlerParams, AmReceived, CLOSE_BY_FORCE, ENDPOINT_ERROR_HANDLER, ENDPOINT_ERROR_MODE,
+    ENDPOINT_REMOTE_ADDRESS, ERRORS_NONE, ERRORS_PEER, EndpointParams, ErrorHandler, Functions, OP_CALLBACK,
+    OP_FLAGS, OP_USER_DATA, RawEndpoint, RawWorker, RequestParams, SentCallback, THREADS_SERIALIZED,
+    WORKER_THREAD_MODE, WorkerParams,
 };
 use crate::library::{Started, loaded};
-use crate::{Context, Memory, Status, UcxError};
+use crate::{Context, Status, UcxError};
 use libc::{c_int, c_void, size_t};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::time::Instant;
@@ -57,19 +53,6 @@ pub struct Channel {
     most_slots: usize,
     /// Bytes taken of the first message in line.
     taken: usize,
-    /// Transfers that read or write memory in place.
-    transfers: BTreeMap<TransferId, Transfer>,
-    next_transfer: u64,
-}
-
-/// A transfer between two places in memory.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct TransferId(u64);
-
-struct Transfer {
-    request: *mut c_void,
-    /// Read by UCX until the transfer has ended.
-    _number: Box<[u8; NUMBER_BYTES]>,
 }
 
 // SAFETY: the worker is made for any thread, one at a time (`THREADS_SERIALIZED`), and what it points to
@@ -82,8 +65,6 @@ struct Arrivals {
     /// Buffers of messages that were read.
     spare: Vec<Vec<u8>>,
     most: usize,
-    /// Whether messages may stay with the peer until they are fetched.
-    believes: bool,
     /// The number of the last message that came.
     number: Option<u64>,
     spoilt: Option<&'static str>,
@@ -94,18 +75,15 @@ enum Arrival {
     /// UCX's memory, until it is given back.
     Kept(*mut u8, usize),
     Copied(Vec<u8>),
-    /// With the peer, described by UCX: this many bytes.
-    Waiting(*mut c_void, usize),
 }
 
 impl Arrival {
-    /// Where its bytes are, if they are here.
-    fn start(&self) -> Option<(*const u8, usize)> {
-        Some(match self {
-            Arrival::Waiting(..) => return None,
+    /// Where its bytes are.
+    fn start(&self) -> (*const u8, usize) {
+        match self {
             Arrival::Kept(start, len) => (start.cast_const(), *len),
             Arrival::Copied(bytes) => (bytes.as_ptr(), bytes.len()),
-        })
+        }
     }
 }
 
@@ -147,8 +125,6 @@ impl Channel {
             // One for a message that only carries a number.
             most_slots: most + 1,
             taken: 0,
-            transfers: BTreeMap::new(),
-            next_transfer: 0,
         };
         let handler = AmHandlerParams {
             field_mask: AM_HANDLER_ALL,
@@ -350,7 +326,7 @@ impl Channel {
     /// Takes up to `most` of the received bytes, in one piece, with `take`; returns how many, and whether
     /// they end their message. `None`: nothing has come.
     pub fn take(&mut self, most: usize, take: impl FnOnce(*const u8, usize)) -> Option<(usize, bool)> {
-        let (start, len) = self.arrivals().line.front()?.start()?;
+        let (start, len) = self.arrivals().line.front()?.start();
         let left = len - self.taken;
         let step = left.min(most);
         take(start.wrapping_add(self.taken), step);
@@ -363,128 +339,32 @@ impl Channel {
             // SAFETY: the worker, and its memory, which was kept and is given back once.
             Arrival::Kept(start, _) => unsafe { (self.functions.am_release)(self.worker, start.cast()) },
             Arrival::Copied(bytes) => self.arrivals().spare.push(bytes),
-            Arrival::Waiting(..) => unreachable!("its bytes are not here"),
         }
         Some((step, true))
     }
 
-    /// From now on the peer's messages may be longer, and stay with the peer until they are fetched. Without
-    /// this call such a message breaks the channel.
+    /// What a hostile peer does: a message that stays here until it is fetched. Leaks its request.
     ///
-    /// # Safety
-    /// The peer is a process with the same rights as this one, and so is every process that can pose as it:
-    /// UCX fetches from the address that the peer gives, even by reading any process's memory that this
-    /// process is allowed to read.
-    pub unsafe fn believe(&mut self) {
-        self.arrivals().believes = true;
-    }
-
-    /// Sends a message of any length from where it lies, registered if `memory` is given. The bytes may be
-    /// written again once [`Channel::has_ended`] says so, which requires that the peer fetches them.
-    ///
-    /// # Errors
-    /// [`UcxError::Call`].
-    ///
-    /// # Safety
-    /// The bytes are readable, and registered if `memory` is given, until the transfer has ended or the
-    /// channel is dropped. The peer is one that [`Channel::believe`] may be called for: it may have the bytes
-    /// put where it likes instead of fetching them.
-    pub unsafe fn send_from(
-        &mut self,
-        number: u64,
-        bytes: *const u8,
-        len: usize,
-        memory: Option<&Memory>,
-    ) -> Result<TransferId, UcxError> {
-        assert!(!self.endpoint.is_null(), "a channel without a peer");
-        let number = Box::new(number.to_le_bytes());
-        let params = on_memory(AM_RENDEZVOUS, memory);
-        // SAFETY: an endpoint; number and bytes stay until the transfer has ended.
+    /// # Panics
+    /// If UCX refuses it.
+    #[cfg(feature = "hostile")]
+    pub fn send_to_be_fetched(&mut self, bytes: &'static [u8]) {
+        const RENDEZVOUS: u32 = 1 << 2;
+        static NUMBER: [u8; NUMBER_BYTES] = [0; NUMBER_BYTES];
+        let params = request(OP_FLAGS, RENDEZVOUS, None, null_mut());
+        // SAFETY: an endpoint; number and bytes stay for ever.
         let started = unsafe {
             (self.functions.am_send)(
                 self.endpoint,
                 MESSAGE,
-                (&raw const *number).cast(),
+                NUMBER.as_ptr().cast(),
                 NUMBER_BYTES,
-                bytes.cast(),
-                len,
+                bytes.as_ptr().cast(),
+                bytes.len(),
                 &raw const params,
             )
         };
-        self.begun("send from memory", started, number)
-    }
-
-    /// The length of the next message in line, if it is still with the peer.
-    pub fn waiting(&mut self) -> Option<usize> {
-        match self.arrivals().line.front()? {
-            Arrival::Waiting(_, len) => Some(*len),
-            _ => None,
-        }
-    }
-
-    /// Fetches the next message in line, which is still with the peer, to `place`. The bytes are there once
-    /// [`Channel::has_ended`] says so.
-    ///
-    /// # Errors
-    /// [`UcxError::Call`].
-    ///
-    /// # Panics
-    /// If there is no such message ([`Channel::waiting`]).
-    ///
-    /// # Safety
-    /// The place has room for the message, is registered if `memory` is given, and is used for nothing else
-    /// until the transfer has ended or the channel is dropped.
-    pub unsafe fn land(&mut self, place: *mut u8, memory: Option<&Memory>) -> Result<TransferId, UcxError> {
-        let Some(Arrival::Waiting(description, len)) = self.arrivals().line.pop_front() else {
-            panic!("nothing waits with the peer")
-        };
-        let params = on_memory(0, memory);
-        // SAFETY: the worker, its description, which was kept, and the place by the caller's promise.
-        let started = unsafe {
-            (self.functions.am_receive)(self.worker, description, place.cast(), len, &raw const params)
-        };
-        self.begun("receive into memory", started, Box::default())
-    }
-
-    fn begun(
-        &mut self,
-        what: &'static str,
-        started: *mut c_void,
-        number: Box<[u8; NUMBER_BYTES]>,
-    ) -> Result<TransferId, UcxError> {
-        let id = TransferId(self.next_transfer);
-        self.next_transfer += 1;
-        match Started::of(started) {
-            Started::Done => {}
-            Started::Request(request) => {
-                self.transfers.insert(id, Transfer { request, _number: number });
-            }
-            Started::Failed(status) => return Err(UcxError::Call { what, status }),
-        }
-        Ok(id)
-    }
-
-    /// Whether a transfer has ended; UCX works on it in [`Channel::progress`].
-    ///
-    /// # Errors
-    /// [`UcxError::Call`]: it has failed. It has ended nevertheless.
-    pub fn has_ended(&mut self, transfer: TransferId) -> Result<bool, UcxError> {
-        let Some(request) = self.transfers.get(&transfer).map(|transfer| transfer.request) else {
-            return Ok(true);
-        };
-        // SAFETY: the request is valid until it is freed, below.
-        let status = unsafe { (self.functions.request_status)(request) };
-        if status == Status::IN_PROGRESS {
-            return Ok(false);
-        }
-        self.transfers.remove(&transfer);
-        // SAFETY: a request that has ended, and is not used from here on.
-        unsafe { (self.functions.request_free)(request) };
-        if status == Status::OK {
-            Ok(true)
-        } else {
-            Err(UcxError::Call { what: "move bytes from memory to memory", status })
-        }
+        assert!(!matches!(Started::of(started), Started::Failed(_)), "UCX refuses the message");
     }
 
     /// Works until UCX has handed over everything sent, or until the deadline.
@@ -514,7 +394,6 @@ impl Channel {
         for arrival in std::mem::take(&mut self.arrivals().line) {
             let kept: *mut c_void = match arrival {
                 Arrival::Kept(start, _) => start.cast(),
-                Arrival::Waiting(description, _) => description,
                 Arrival::Copied(_) => continue,
             };
             // SAFETY: the worker, and its memory that we kept, which is given back once.
@@ -558,17 +437,10 @@ impl Drop for Channel {
             }
         }
         self.give_back();
-        let transfers = std::mem::take(&mut self.transfers);
-        for transfer in transfers.values() {
-            // SAFETY: a request that is not used from here on; UCX frees it when it has ended, at the latest
-            // with the worker.
-            unsafe { (self.functions.request_free)(transfer.request) };
-        }
         // SAFETY: the worker, not used from here on. It ends its remaining endpoint and requests, so the
         // slots are ours again.
         unsafe {
             (self.functions.worker_destroy)(self.worker);
-            drop(transfers);
             drop(Box::from_raw(self.arrivals));
             for slot in self.free.drain(..).chain(self.busy.drain(..)) {
                 drop(Box::from_raw(slot));
@@ -593,16 +465,6 @@ fn request(mask: u32, flags: u32, callback: Option<SentCallback>, user_data: *mu
     }
 }
 
-/// Parameters of a transfer that reads or writes memory that may be registered.
-fn on_memory(flags: u32, memory: Option<&Memory>) -> RequestParams {
-    let mut params = request(OP_FLAGS, flags, None, null_mut());
-    if let Some(memory) = memory {
-        params.mask |= OP_MEMORY;
-        params.memory = memory.raw().cast();
-    }
-    params
-}
-
 /// A message has come. Called by UCX from within `progress`.
 unsafe extern "C" fn came(
     argument: *mut c_void,
@@ -616,9 +478,8 @@ unsafe extern "C" fn came(
     let arrivals = unsafe { &mut *argument.cast::<Arrivals>() };
     // SAFETY: UCX says how the bytes came.
     let attributes = unsafe { (*how).attributes };
-    let waits = attributes & AM_CAME_AS_RENDEZVOUS != 0;
-    let fits = if waits { arrivals.believes } else { len <= SEGMENT_BYTES };
-    if header_len != NUMBER_BYTES || !fits {
+    // A message that would have to be fetched is none of ours.
+    if header_len != NUMBER_BYTES || len > SEGMENT_BYTES || attributes & AM_CAME_AS_RENDEZVOUS != 0 {
         arrivals.spoilt = Some("a message of another kind, or longer than any");
         return Status::OK;
     }
@@ -631,10 +492,6 @@ unsafe extern "C" fn came(
     if arrivals.line.len() >= arrivals.most {
         arrivals.spoilt = Some("more messages than there is room for");
         return Status::OK;
-    }
-    if waits {
-        arrivals.line.push_back(Arrival::Waiting(data, len));
-        return Status::IN_PROGRESS;
     }
     if len > COPY_BYTES && attributes & AM_CAME_IN_MEMORY_TO_KEEP != 0 {
         arrivals.line.push_back(Arrival::Kept(data.cast(), len));

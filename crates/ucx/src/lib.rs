@@ -5,7 +5,6 @@
 //!   library   libucp.so.0, found and loaded on first use
 //!   context   the process's devices and transports, chosen by UCX's own variables (UCX_TLS and the like)
 //!   channel   a connection: messages of some KiB in order, over a worker of its own
-//!   memory    memory registered with the devices
 //! ```
 //! This crate does not link to UCX: where UCX is missing, [`Context::process`] says which package has it, and
 //! everything else works.
@@ -23,12 +22,10 @@ mod api;
 mod channel;
 mod context;
 mod library;
-mod memory;
 
-pub use channel::{Channel, Mode, SEGMENT_BYTES, TransferId};
+pub use channel::{Channel, Mode, SEGMENT_BYTES};
 pub use context::Context;
 pub use library::{LoadError, Version, forbid, version};
-pub use memory::Memory;
 
 /// The status of a failed UCX call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -15,10 +15,8 @@ use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::memory::Mapping;
 use rampool_kernel::ring::Sent;
 use rampool_kernel::thread::pin_to_cpu;
-use rampool_net::registration::{FixedBuffers, LockedMemory, Pins, Registrar};
-use rampool_pinning::{
-    GreedyDualSize, Held, LeastRecentlyUsed, Limits, PinCache, RegistrationId, Span, UnpinPolicy,
-};
+use rampool_net::registration::{FixedBuffers, Pins};
+use rampool_pinning::{Held, Limits, PinCache, RegistrationId, Span};
 use rampool_wire::units::PageIndex;
 use serde_json::json;
 
@@ -26,8 +24,6 @@ use super::Common;
 use super::report::{Reach, Report};
 use super::service::pin_apart;
 use super::workload::{permutation, word};
-
-mod fabric;
 
 /// The pin-down cache: look-ups, and throughput against payload for copies, hits and misses
 #[derive(clap::Args, Debug)]
@@ -57,9 +53,8 @@ pub fn run(args: &Args) -> Result<i32> {
         "every byte that arrives is compared once for each way and payload; timed transfers are counted",
     );
     let mut bench = Bench::open(longest, sink_cpu)?;
-    let ways =
-        [Way::Plain, Way::RingCopy, Way::RingHit, Way::RingMiss, Way::LockCopy, Way::LockHit, Way::LockMiss];
-    let mut figures: Vec<[Vec<f64>; 7]> = Vec::new();
+    let ways = [Way::Plain, Way::Copy, Way::Hit, Way::Miss];
+    let mut figures: Vec<[Vec<f64>; 4]> = Vec::new();
     for payload in &payloads {
         let transfers = (common.pick(16 << 20, 1 << 20) / payload).clamp(8, 2048);
         for way in ways {
@@ -67,7 +62,7 @@ pub fn run(args: &Args) -> Result<i32> {
                 .transfers(way, *payload, BUFFERS, true)
                 .with_context(|| format!("{way:?} of {payload} bytes"))?;
         }
-        let mut samples: [Vec<f64>; 7] = Default::default();
+        let mut samples: [Vec<f64>; 4] = Default::default();
         for _ in 0..rounds {
             for (way, samples) in ways.into_iter().zip(&mut samples) {
                 let seconds = bench.transfers(way, *payload, transfers, false)?;
@@ -87,15 +82,9 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         figures.push(samples);
     }
-    for (registrar, copy) in [("io_uring", 1), ("mlock", 4)] {
-        for (what, way) in [("hits", copy + 1), ("misses", copy + 2)] {
-            let of = |way: usize| figures.iter().map(|samples| samples[way].clone()).collect::<Vec<_>>();
-            compare(&mut report, registrar, what, &payloads, &of(way), &of(copy));
-        }
-    }
-    for (registrar, transports) in FABRICS {
-        over_ucx(&mut report, registrar, transports, &payloads, sink_cpu, common)
-            .with_context(|| format!("{registrar} (UCX_TLS={transports})"))?;
+    let of = |way: usize| figures.iter().map(|samples| samples[way].clone()).collect::<Vec<_>>();
+    for (what, way) in [("hits", 2), ("misses", 3)] {
+        compare(&mut report, what, &payloads, &of(way), &of(1));
     }
     report.note(
         "the paper's, at 4096 KB: copy 248.1 Mbit/s, hits 254.5 (1.026 times as much), misses 253.1 (1.020); zero copy wins from 256 KB on",
@@ -103,82 +92,11 @@ pub fn run(args: &Args) -> Result<i32> {
     report.finish(common.json.as_deref())
 }
 
-/// What of UCX is everywhere, by the name of its rows.
-const FABRICS: [(&str, &str); 2] = [("ucx over tcp", "tcp"), ("ucx over memory", "posix,cma")];
-
-/// The three ways with memory that UCX has registered, compared with the messages that a pool's connections
-/// send.
-fn over_ucx(
-    report: &mut Report,
-    registrar: &str,
-    transports: &str,
-    payloads: &[usize],
-    sink_cpu: Option<usize>,
-    common: &Common,
-) -> Result<()> {
-    if let Err(error) = rampool_ucx::version() {
-        report.note(format!("{registrar}: not measured: {error}"));
-        return Ok(());
-    }
-    let longest = *payloads.last().expect("there are some");
-    let mut bench = fabric::Bench::open(transports, longest, sink_cpu)?;
-    let mut figures: [Vec<Vec<f64>>; 4] = Default::default();
-    for payload in payloads {
-        let transfers = (common.pick(8 << 20, 1 << 20) / payload).clamp(4, 512);
-        let mut samples: [Vec<f64>; 4] = Default::default();
-        for round in 0..=common.rounds(5, 2) {
-            for (way, samples) in fabric::WAYS.into_iter().zip(&mut samples) {
-                // The first round is compared, and not timed.
-                let count = if round == 0 { BUFFERS } else { transfers };
-                let seconds = bench
-                    .transfers(way, *payload, count, round == 0)
-                    .with_context(|| format!("{way:?} of {payload} bytes"))?;
-                if round > 0 {
-                    samples.push((payload * count) as f64 / seconds / 1e9);
-                }
-            }
-        }
-        for ((way, samples), figures) in fabric::WAYS.into_iter().zip(samples).zip(&mut figures) {
-            let parameters = json!({"experiment": "payload", "payload": payload, "registrar": registrar, "what": way.name()});
-            report.series(
-                &format!("{} KiB, {registrar}, {}", payload >> 10, way.name()),
-                "GB/s",
-                parameters,
-                &samples,
-            );
-            figures.push(samples);
-        }
-    }
-    let [messages, copies, hits, misses] = figures;
-    compare(report, registrar, "hits", payloads, &hits, &copies);
-    compare(report, registrar, "misses", payloads, &misses, &copies);
-    let last = payloads.len() - 1;
-    report.ratio(
-        &format!("{} KiB, {registrar}, hits against messages", longest >> 10),
-        &hits[last],
-        &messages[last],
-        None,
-    );
-    Ok(())
-}
-
 /// One way compared with copies: its speed with the longest payload, and from which payload on it is faster.
-fn compare(
-    report: &mut Report,
-    registrar: &str,
-    what: &str,
-    payloads: &[usize],
-    way: &[Vec<f64>],
-    copies: &[Vec<f64>],
-) {
+fn compare(report: &mut Report, what: &str, payloads: &[usize], way: &[Vec<f64>], copies: &[Vec<f64>]) {
     let longest = payloads.last().expect("there are some") >> 10;
     let last = payloads.len() - 1;
-    report.ratio(
-        &format!("{longest} KiB, {registrar}, {what} against copies"),
-        &way[last],
-        &copies[last],
-        None,
-    );
+    report.ratio(&format!("{longest} KiB, io_uring, {what} against copies"), &way[last], &copies[last], None);
     let median = |samples: &Vec<f64>| super::report::median(samples);
     let from = payloads
         .iter()
@@ -188,9 +106,9 @@ fn compare(
         .last();
     report.note(match from {
         Some((payload, _)) => {
-            format!("{registrar}: {what} are faster than copies from {} KiB on", payload >> 10)
+            format!("io_uring: {what} are faster than copies from {} KiB on", payload >> 10)
         }
-        None => format!("{registrar}: {what} are slower than copies up to {longest} KiB"),
+        None => format!("io_uring: {what} are slower than copies up to {longest} KiB"),
     });
 }
 
@@ -216,20 +134,13 @@ fn content(order: &[usize], payload: usize, count: usize) -> Vec<u8> {
     words.flat_map(|at| word(SEED, at as u64).to_le_bytes()).collect()
 }
 
-/// What it costs to find a registration, for caches of different sizes and both policies.
+/// What it costs to find a registration, for caches of different sizes.
 fn look_ups(report: &mut Report, rounds: usize, common: &Common) -> Result<()> {
     const PAGES: u64 = 16;
     let looks = common.pick(400_000, 10_000);
-    for (name, count, large_first) in [
-        ("1", 1u32, false),
-        ("1024", 1024, false),
-        ("16384", 16384, false),
-        ("1024, GreedyDual-Size", 1024, true),
-    ] {
-        let policy: Box<dyn UnpinPolicy + Send> =
-            if large_first { Box::<GreedyDualSize>::default() } else { Box::<LeastRecentlyUsed>::default() };
+    for count in [1u32, 1024, 16384] {
         let limits = Limits { allowance_pages: u64::MAX, registration_pages: PAGES, registrations: count };
-        let mut cache = PinCache::new(limits, policy);
+        let mut cache = PinCache::new(limits);
         let span = |n: u64| {
             let first = PageIndex(n * (PAGES + 1));
             Span::new(first, first.offset(PAGES)).expect("sixteen pages")
@@ -258,10 +169,10 @@ fn look_ups(report: &mut Report, rounds: usize, common: &Common) -> Result<()> {
             }
             pairs.push(started.elapsed().as_secs_f64() * 1e9 / looks as f64);
         }
-        let parameters = |what: &str| json!({"what": what, "registrations": count, "policy": if large_first { "gds" } else { "lru" }});
-        report.series(&format!("look-up among {name}"), "ns", parameters("look-up"), &found);
-        report.series(&format!("look-up and release among {name}"), "ns", parameters("both"), &pairs);
-        if count == 1024 && !large_first {
+        let parameters = |what: &str| json!({"what": what, "registrations": count});
+        report.series(&format!("look-up among {count}"), "ns", parameters("look-up"), &found);
+        report.series(&format!("look-up and release among {count}"), "ns", parameters("both"), &pairs);
+        if count == 1024 {
             let floor = vec![100.0; found.len()];
             report.ratio("look-up among 1024, in 100 ns", &found, &floor, Some(Reach::AtMost(1.0)));
         }
@@ -274,24 +185,18 @@ enum Way {
     /// `send` from where the bytes are: the kernel copies.
     Plain,
     /// Into pinned memory, and sent from there.
-    RingCopy,
-    RingHit,
-    RingMiss,
-    LockCopy,
-    LockHit,
-    LockMiss,
+    Copy,
+    Hit,
+    Miss,
 }
 
 impl Way {
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Plain => ("none", "plain send"),
-            Self::RingCopy => ("io_uring", "copy"),
-            Self::RingHit => ("io_uring", "hit"),
-            Self::RingMiss => ("io_uring", "miss"),
-            Self::LockCopy => ("mlock", "copy"),
-            Self::LockHit => ("mlock", "hit"),
-            Self::LockMiss => ("mlock", "miss"),
+            Self::Copy => ("io_uring", "copy"),
+            Self::Hit => ("io_uring", "hit"),
+            Self::Miss => ("io_uring", "miss"),
         }
     }
 }
@@ -299,10 +204,8 @@ impl Way {
 struct Bench {
     socket: TcpStream,
     buffers: Mapping,
-    ring: Pins<FixedBuffers>,
-    ring_bounce: Bounce,
-    locks: Pins<LockedMemory>,
-    lock_bounce: Bounce,
+    pins: Pins,
+    bounce: Bounce,
     sink: Sink,
 }
 
@@ -316,7 +219,7 @@ struct Bounce {
 }
 
 impl Bounce {
-    fn new<R: Registrar>(pins: &mut Pins<R>) -> Result<Self> {
+    fn new(pins: &mut Pins) -> Result<Self> {
         let memory = Mapping::anonymous(BOUNCE_BYTES)?;
         let held = pins.acquire(memory.start(), memory.bytes())?;
         Ok(Self { memory, held, next: 0, reading: VecDeque::new() })
@@ -334,61 +237,43 @@ impl Bench {
         let (receiving, _) = listener.accept()?;
         receiving.set_read_timeout(Some(DEADLINE))?;
         let allowance = (buffers.bytes() + BOUNCE_BYTES + (1 << 20)) as u64;
-        let mut ring = Pins::new(FixedBuffers::open(64)?, allowance, Box::<LeastRecentlyUsed>::default());
-        let mut locks = Pins::new(LockedMemory::default(), allowance, Box::<LeastRecentlyUsed>::default());
-        let (ring_bounce, lock_bounce) = (Bounce::new(&mut ring)?, Bounce::new(&mut locks)?);
-        Ok(Self {
-            socket,
-            buffers,
-            ring,
-            ring_bounce,
-            locks,
-            lock_bounce,
-            sink: Sink::start(receiving, sink_cpu),
-        })
+        let mut pins = Pins::new(FixedBuffers::open(64)?, allowance);
+        let bounce = Bounce::new(&mut pins)?;
+        Ok(Self { socket, buffers, pins, bounce, sink: Sink::start(receiving, sink_cpu) })
     }
 
     /// So many transfers of one payload, the buffers taking turns. Seconds until all had arrived.
     fn transfers(&mut self, way: Way, payload: usize, count: usize, compare: bool) -> Result<f64> {
-        if !matches!(way, Way::RingHit | Way::LockHit) {
-            self.ring.unpin_unused();
-            self.locks.unpin_unused();
-        }
         let order = orders(payload);
-        if matches!(way, Way::RingHit | Way::LockHit) {
+        if way == Way::Hit {
             for at in &order {
-                let (start, bytes) = (self.buffers.start() + at, payload);
-                if way == Way::RingHit {
-                    self.ring.acquire(start, bytes).map(|held| self.ring.release(held))?
-                } else {
-                    self.locks.acquire(start, bytes).map(|held| self.locks.release(held))?
-                }
+                let held = self.pins.acquire(self.buffers.start() + at, payload)?;
+                self.pins.release(held);
             }
+        } else {
+            self.pins.unpin_unused();
         }
         let expected = compare.then(|| content(&order, payload, count));
         self.sink.expect(payload * count, expected)?;
-        let before = (self.ring.counts(), self.locks.counts());
+        let before = self.pins.counts();
         let started = Instant::now();
         for at in order.iter().cycle().take(count) {
             self.transfer(way, *at, payload)?;
         }
         self.sink.wait()?;
         let seconds = started.elapsed().as_secs_f64();
-        let hits = (self.ring.counts().hits - before.0.hits, self.locks.counts().hits - before.1.hits);
-        let misses =
-            (self.ring.counts().misses - before.0.misses, self.locks.counts().misses - before.1.misses);
+        let after = self.pins.counts();
+        let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
         let n = count as u64;
-        let right = match way {
-            Way::RingHit => hits == (n, 0) && misses == (0, 0),
-            Way::LockHit => hits == (0, n) && misses == (0, 0),
-            Way::RingMiss => misses == (n, 0) && hits == (0, 0),
-            Way::LockMiss => misses == (0, n) && hits == (0, 0),
-            _ => hits == (0, 0) && misses == (0, 0),
+        let wanted = match way {
+            Way::Hit => (n, 0),
+            Way::Miss => (0, n),
+            Way::Plain | Way::Copy => (0, 0),
         };
-        if right {
+        if (hits, misses) == wanted {
             Ok(seconds)
         } else {
-            bail!("{way:?}: {hits:?} hits and {misses:?} misses in {n} transfers")
+            bail!("{way:?}: {hits} hits and {misses} misses in {n} transfers")
         }
     }
 
@@ -396,50 +281,34 @@ impl Bench {
         let (start, memory) = (self.buffers.start() + at, self.buffers.at(at).cast_const());
         match way {
             Way::Plain => send(&self.socket, memory, payload),
-            Way::RingHit | Way::RingMiss => {
-                let held = self.ring.acquire(start, payload)?;
-                send_zero_copy(&self.socket, &mut self.ring, &held, memory, payload)?;
-                self.ring.release(held);
-                if way == Way::RingMiss {
-                    self.ring.unpin_unused();
+            Way::Hit | Way::Miss => {
+                let held = self.pins.acquire(start, payload)?;
+                send_zero_copy(&self.socket, &mut self.pins, &held, memory, payload)?;
+                self.pins.release(held);
+                if way == Way::Miss {
+                    self.pins.unpin_unused();
                 }
                 Ok(())
             }
-            Way::LockHit | Way::LockMiss => {
-                let held = self.locks.acquire(start, payload)?;
-                send(&self.socket, memory, payload)?;
-                self.locks.release(held);
-                if way == Way::LockMiss {
-                    self.locks.unpin_unused();
-                }
-                Ok(())
-            }
-            Way::RingCopy | Way::LockCopy => {
+            Way::Copy => {
                 let part = payload.min(BOUNCE_PART);
                 for done in (0..payload).step_by(part) {
-                    let bounce =
-                        if way == Way::RingCopy { &mut self.ring_bounce } else { &mut self.lock_bounce };
+                    let bounce = &mut self.bounce;
                     let parts = (BOUNCE_BYTES / part).min(128);
                     let to = bounce.memory.at(bounce.next % parts * part);
                     bounce.next += 1;
-                    if way == Way::RingCopy {
-                        // The part is free when the send that read from it has ended.
-                        while bounce.reading.len() >= parts {
-                            self.ring.registrar().ring().wait()?;
-                            while let Some(ended) = self.ring.registrar().ring().ended() {
-                                bounce.reading.retain(|number| *number != ended.number);
-                            }
+                    // The part is free when the send that read from it has ended.
+                    while bounce.reading.len() >= parts {
+                        self.pins.buffers().ring().wait()?;
+                        while let Some(ended) = self.pins.buffers().ring().ended() {
+                            bounce.reading.retain(|number| *number != ended.number);
                         }
                     }
                     // SAFETY: the part is this bench's own, and read by no send; the buffers are as long as
                     // the payload.
                     unsafe { std::ptr::copy_nonoverlapping(memory.add(done), to, part) };
-                    if way == Way::LockCopy {
-                        send(&self.socket, to, part)?;
-                    } else {
-                        let last = send_zero_copy(&self.socket, &mut self.ring, &bounce.held, to, part)?;
-                        bounce.reading.push_back(last);
-                    }
+                    let last = send_zero_copy(&self.socket, &mut self.pins, &bounce.held, to, part)?;
+                    bounce.reading.push_back(last);
                 }
                 Ok(())
             }
@@ -464,12 +333,12 @@ fn send(socket: &TcpStream, memory: *const u8, bytes: usize) -> Result<()> {
 /// The number of the last send.
 fn send_zero_copy(
     socket: &TcpStream,
-    pins: &mut Pins<FixedBuffers>,
+    pins: &mut Pins,
     held: &Held,
     memory: *const u8,
     bytes: usize,
 ) -> Result<u64> {
-    let (place, ring) = (FixedBuffers::place(held.registration()), pins.registrar().ring());
+    let (place, ring) = (FixedBuffers::place(held.registration()), pins.buffers().ring());
     let (mut done, mut last) = (0, 0);
     while done < bytes {
         // SAFETY: memory of this bench's own, registered at that place; it is not written before its sends

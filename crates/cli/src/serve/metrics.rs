@@ -1,4 +1,5 @@
-//! Metrics for Prometheus: numbers read from the server on request, over a minimal HTTP.
+//! Metrics for Prometheus, and a page for people: numbers read from the server on request, over a minimal
+//! HTTP.
 
 use anyhow::{Context, Result};
 use prometheus_client::collector::Collector;
@@ -6,6 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use rampool_net::transport::Endpoint;
 use rampool_server::block::ExportStatus;
 use rampool_server::{Observer, QueueStatus, ServerStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,10 +15,13 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use super::latest::Latest;
+use super::page::Page;
 
 /// A client that has not sent its request by then is dropped.
 const CLIENT_TIME: Duration = Duration::from_secs(2);
@@ -106,36 +111,12 @@ fn queues(status: &ServerStatus, read: fn(&QueueStatus) -> u64) -> u64 {
     status.leases.iter().flat_map(|lease| &lease.queues).map(read).sum()
 }
 
-/// Least time between two collections of the status, however often it is requested: each one takes the lock
-/// of every lease.
-const FRESH: Duration = Duration::from_millis(200);
-
 #[derive(Debug)]
-struct Snapshot {
-    observer: Observer,
-    last: Mutex<Kept<ServerStatus>>,
-}
+struct Metrics(Arc<Latest>);
 
-/// A value that is made again when it is old.
-#[derive(Debug)]
-struct Kept<T>(Option<(Instant, T)>);
-
-impl<T: Clone> Kept<T> {
-    fn get(&mut self, now: Instant, make: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some((made, kept)) if now.duration_since(*made) < FRESH => kept.clone(),
-            _ => self.0.insert((now, make())).1.clone(),
-        }
-    }
-}
-
-impl Collector for Snapshot {
+impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let status = self
-            .last
-            .lock()
-            .expect("no thread panics holding it")
-            .get(Instant::now(), || self.observer.status());
+        let status = self.0.status();
         for (name, help, read) in GAUGES {
             let gauge = ConstGauge::new(i64::try_from(read(&status)).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
@@ -148,7 +129,7 @@ impl Collector for Snapshot {
     }
 }
 
-/// Answers `GET /metrics` in a thread of its own until dropped.
+/// Answers in a thread of its own until dropped.
 pub struct Responder {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -156,12 +137,15 @@ pub struct Responder {
 }
 
 impl Responder {
-    pub fn start(address: &SocketAddr, observer: Observer) -> Result<Self> {
+    /// `endpoints`: where the server listens for its clients.
+    pub fn start(address: &SocketAddr, observer: Observer, endpoints: &[Endpoint]) -> Result<Self> {
         let listener = TcpListener::bind(address)
             .with_context(|| format!("cannot listen for metrics clients on {address}"))?;
         let address = listener.local_addr()?;
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Snapshot { observer, last: Mutex::new(Kept(None)) }));
+        let latest = Latest::new(observer);
+        registry.register_collector(Box::new(Metrics(Arc::clone(&latest))));
+        let mut site = Site { registry, page: Page::new(latest, endpoints.to_vec()) };
         let stop = Arc::new(AtomicBool::new(false));
         listener.set_nonblocking(true)?;
         let thread = std::thread::Builder::new().name("rampool-metrics".into()).spawn({
@@ -169,7 +153,7 @@ impl Responder {
             move || {
                 let mut asking = Asking::default();
                 while !stop.load(Ordering::SeqCst) {
-                    asking.turn(&listener, &registry);
+                    asking.turn(&listener, &mut site);
                 }
             }
         })?;
@@ -193,21 +177,23 @@ impl Drop for Responder {
     }
 }
 
-/// Clients that have not sent their whole request yet, the oldest first.
+/// Clients that have not sent their whole request, or not taken the whole answer, the oldest first.
 #[derive(Default)]
 struct Asking(VecDeque<Client>);
 
 struct Client {
     stream: TcpStream,
     request: Vec<u8>,
+    /// What is left to send; empty before the request is complete.
+    answer: Vec<u8>,
     deadline: Instant,
 }
 
 impl Asking {
     /// Waits for an event, and handles it.
-    fn turn(&mut self, listener: &TcpListener, registry: &Registry) {
+    fn turn(&mut self, listener: &TcpListener, site: &mut Site) {
         let mut watched = vec![PollFd::new(listener, PollFlags::IN)];
-        watched.extend(self.0.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
+        watched.extend(self.0.iter().map(|client| PollFd::new(&client.stream, client.waits_for())));
         // The deadlines are in order.
         let left = self
             .0
@@ -227,6 +213,7 @@ impl Asking {
                 self.0.push_back(Client {
                     stream,
                     request: Vec::new(),
+                    answer: Vec::new(),
                     deadline: Instant::now() + CLIENT_TIME,
                 });
             }
@@ -239,7 +226,7 @@ impl Asking {
             }
             _ => {}
         }
-        self.0.retain_mut(|client| match client.hear(registry) {
+        self.0.retain_mut(|client| match client.go_on(site) {
             Ok(goes_on) => goes_on && Instant::now() < client.deadline,
             Err(error) => {
                 tracing::debug!(%error, "a metrics client disconnected");
@@ -250,63 +237,82 @@ impl Asking {
 }
 
 impl Client {
+    fn waits_for(&self) -> PollFlags {
+        if self.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT }
+    }
+
     /// Takes what has arrived, and answers when the request is complete. Returns false when the client is
     /// done.
-    fn hear(&mut self, registry: &Registry) -> std::io::Result<bool> {
-        let mut bytes = [0; 1024];
-        while !self.request.windows(4).any(|end| end == b"\r\n\r\n") {
-            match self.stream.read(&mut bytes) {
+    fn go_on(&mut self, site: &mut Site) -> std::io::Result<bool> {
+        if self.answer.is_empty() {
+            let mut bytes = [0; 1024];
+            while !self.request.windows(4).any(|end| end == b"\r\n\r\n") {
+                match self.stream.read(&mut bytes) {
+                    Ok(0) => return Ok(false),
+                    Ok(n) => self.request.extend_from_slice(&bytes[..n]),
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
+                    Err(error) => return Err(error),
+                }
+                if self.request.len() > LONGEST_REQUEST_BYTES {
+                    return Ok(false);
+                }
+            }
+            self.answer = site.answer(&self.request);
+        }
+        while !self.answer.is_empty() {
+            match self.stream.write(&self.answer) {
                 Ok(0) => return Ok(false),
-                Ok(n) => self.request.extend_from_slice(&bytes[..n]),
+                Ok(n) => drop(self.answer.drain(..n)),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error),
             }
-            if self.request.len() > LONGEST_REQUEST_BYTES {
-                return Ok(false);
-            }
         }
-        let (status, kind, body) = respond(&self.request, registry);
-        let head = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            body.len()
-        );
-        // A new connection has room for several times as much.
-        self.stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
         Ok(false)
     }
 }
 
-fn respond(request: &[u8], registry: &Registry) -> (&'static str, &'static str, String) {
-    const TEXT: &str = "text/plain; charset=utf-8";
-    let mut words = request.split(|b| *b == b' ');
-    match (words.next(), words.next()) {
-        (Some(b"GET"), Some(b"/metrics")) => {
-            let mut body = String::new();
-            match prometheus_client::encoding::text::encode(&mut body, registry) {
-                Ok(()) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", body),
-                Err(error) => ("500 Internal Server Error", TEXT, format!("{error}\n")),
+/// What can be asked for.
+struct Site {
+    registry: Registry,
+    page: Page,
+}
+
+impl Site {
+    fn answer(&mut self, request: &[u8]) -> Vec<u8> {
+        let (status, kind, body) = self.respond(request);
+        // The page runs its own script and loads nothing from elsewhere, whatever names clients have.
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\
+             Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
+             Content-Security-Policy: default-src 'self'; frame-ancestors 'none'; base-uri 'none'\r\n\r\n",
+            body.len()
+        );
+        [head.as_bytes(), body.as_bytes()].concat()
+    }
+
+    fn respond(&mut self, request: &[u8]) -> (&'static str, &'static str, String) {
+        const TEXT: &str = "text/plain; charset=utf-8";
+        const NOT_FOUND: &str = "there is / for people and /metrics for Prometheus\n";
+        let mut words = request.split(|b| *b == b' ');
+        match (words.next(), words.next()) {
+            (Some(b"GET"), Some(b"/metrics")) => {
+                let mut body = String::new();
+                match prometheus_client::encoding::text::encode(&mut body, &self.registry) {
+                    Ok(()) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", body),
+                    Err(error) => ("500 Internal Server Error", TEXT, format!("{error}\n")),
+                }
             }
+            (Some(b"GET"), Some(path)) => match self.page.resource(path) {
+                Some((kind, body)) => ("200 OK", kind, body),
+                None => ("404 Not Found", TEXT, NOT_FOUND.to_owned()),
+            },
+            _ => ("405 Method Not Allowed", TEXT, "only GET\n".to_owned()),
         }
-        (Some(b"GET"), Some(b"/")) => ("200 OK", TEXT, "rampool: see /metrics\n".to_owned()),
-        (Some(b"GET"), _) => ("404 Not Found", TEXT, "there is only /metrics\n".to_owned()),
-        _ => ("405 Method Not Allowed", TEXT, "only GET\n".to_owned()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn what_is_fresh_is_not_made_again() {
-        let (mut kept, mut made, began) = (super::Kept(None), 0, std::time::Instant::now());
-        let get = |after: u32| {
-            kept.get(began + super::FRESH * after / 10, || {
-                made += 1;
-                made
-            })
-        };
-        assert_eq!([0, 1, 9, 10, 19, 20].map(get), [1, 1, 1, 2, 2, 3]);
-    }
-
     use super::*;
     use rampool_server::{Server, ServerConfig};
 
@@ -327,7 +333,8 @@ mod tests {
             ..ServerConfig::new(64 << 20, "127.0.0.1:0".parse().unwrap())
         };
         let server = Server::start(config).unwrap();
-        let metrics = Responder::start(&"127.0.0.1:0".parse().unwrap(), server.observer()).unwrap();
+        let metrics =
+            Responder::start(&"127.0.0.1:0".parse().unwrap(), server.observer(), server.endpoints()).unwrap();
         let answer = ask(metrics.address(), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(answer.contains("\nrampool_memory_bytes 67108864\n"), "{answer}");
@@ -336,9 +343,37 @@ mod tests {
         }
         assert!(ask(metrics.address(), b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(ask(metrics.address(), b"\x00\xff\xff\r\n\r\n").starts_with("HTTP/1.1 405"));
+        for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")] {
+            let answer = ask(metrics.address(), format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes());
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(kind), "{answer}");
+            assert!(answer.contains("default-src 'self'") && !answer.contains("https://"), "{answer}");
+        }
+        let answer = ask(metrics.address(), b"GET /rows.json HTTP/1.1\r\n\r\n");
+        let rows: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        assert_eq!(rows["status"]["memory_bytes"], 64 << 20);
+        assert_eq!(rows["rows"]["servers"][0]["name"], server.endpoints()[0].to_string());
         drop(TcpStream::connect(metrics.address()).unwrap());
         let _silent: Vec<TcpStream> =
             (0..3 * MOST_CLIENTS).map(|_| TcpStream::connect(metrics.address()).unwrap()).collect();
         assert!(ask(metrics.address(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("rampool_gets_total 0"));
+    }
+
+    /// What `contrib` has for Grafana and Prometheus asks for what there is.
+    #[test]
+    fn dashboards_and_alerts_name_metrics_that_exist() {
+        let counters = COUNTERS.iter().map(|(name, ..)| format!("{name}_total"));
+        let exists: Vec<String> =
+            GAUGES.iter().map(|(name, ..)| (*name).to_owned()).chain(counters).collect();
+        for text in [
+            include_str!("../../../../contrib/grafana/rampool.json"),
+            include_str!("../../../../contrib/prometheus/rampool.rules.yml"),
+        ] {
+            let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            let named: Vec<&str> = words.filter(|word| word.starts_with("rampool_")).collect();
+            assert!(named.len() > 5, "{named:?}");
+            for name in named {
+                assert!(exists.iter().any(|one| one == name), "there is no metric {name}");
+            }
+        }
     }
 }

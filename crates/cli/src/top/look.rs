@@ -1,6 +1,7 @@
 //! One reading of everything: the counter files of this user's runs, and the answers of servers.
 
 use std::collections::BTreeMap;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -122,20 +123,46 @@ impl Watch {
             };
             servers.insert(name, access);
         }
+        let (processes, lacking) = self.runs(|name, spec, settings| {
+            let key = || settings.key_file.as_deref().and_then(|path| Key::load(path).ok());
+            servers.entry(spec.endpoint.to_string()).or_insert_with(|| Access {
+                name: name.to_owned(),
+                spec: spec.clone(),
+                key: key(),
+                encryption: settings.encryption,
+            });
+        });
+        Look { processes, servers: self.ask(&servers), lacking }
+    }
+
+    /// What a server knows without asking another: its own status, and the runs of its user on its machine.
+    /// Its endpoints are these; the first one is its name.
+    pub fn look_from(&self, endpoints: &[Endpoint], status: &ServerStatus) -> Look {
+        let name = endpoints.first().map(Endpoint::to_string).unwrap_or_default();
+        let (mut processes, lacking) = self.runs(|_, _, _| {});
+        for (server, _) in processes.iter_mut().flat_map(|process| &mut process.servers) {
+            if server.parse().is_ok_and(|known| endpoints.iter().any(|own| is_same(own, &known))) {
+                server.clone_from(&name);
+            }
+        }
+        let own = Server { name, at: self.started.elapsed(), answer: Ok(Numbers::from(status)) };
+        Look { processes, servers: vec![own], lacking }
+    }
+
+    /// The living processes of the runs of this user, and what is said of runs that lack copies. `uses` hears
+    /// of each server of each run, with the text to show for it.
+    fn runs(&self, mut uses: impl FnMut(&str, &ServerSpec, &Settings)) -> (Vec<Process>, Vec<String>) {
         let (mut processes, mut lacking) = (Vec::new(), Vec::new());
         for (run, path) in rundir::all_runs().unwrap_or_default() {
             let Some(settings) = running(run, &path) else { continue };
-            let key = settings.key_file.as_deref().and_then(|path| Key::load(path).ok());
             let mut used = Vec::new();
             for (spec, lease) in settings.ticket.servers().zip(settings.ticket.leases()) {
                 let name = match &spec.endpoint {
                     Endpoint::Unix(socket) if socket.starts_with(&path) => format!("private, of run {run}"),
                     other => other.to_string(),
                 };
-                used.push((name.clone(), lease.0));
-                let access =
-                    || Access { name, spec: spec.clone(), key: key.clone(), encryption: settings.encryption };
-                servers.entry(spec.endpoint.to_string()).or_insert_with(access);
+                uses(&name, spec, &settings);
+                used.push((name, lease.0));
             }
             lacking.extend(lacking_of(run, &path, &settings));
             for counters in rundir::read_stats(&path) {
@@ -152,7 +179,7 @@ impl Watch {
                 }
             }
         }
-        Look { processes, servers: self.ask(&servers), lacking }
+        (processes, lacking)
     }
 
     fn ask(&self, servers: &BTreeMap<String, Access>) -> Vec<Server> {
@@ -172,6 +199,18 @@ impl Watch {
                 .collect()
         })
     }
+}
+
+/// Whether a server that listens on `own`, perhaps on all addresses, is the one that a run knows by `known`.
+fn is_same(own: &Endpoint, known: &Endpoint) -> bool {
+    let address = |endpoint: &Endpoint| endpoint.to_string().parse::<SocketAddr>();
+    own == known
+        || address(own).is_ok_and(|own| {
+            // Only an address of this machine can be bound.
+            own.ip().is_unspecified()
+                && address(known)
+                    .is_ok_and(|known| own.port() == known.port() && UdpSocket::bind((known.ip(), 0)).is_ok())
+        })
 }
 
 fn query(access: &Access, deadline: Instant) -> Result<Numbers, String> {

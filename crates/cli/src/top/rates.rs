@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rampool_client::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, add_times, quantile_ns, times_since};
 use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
+use serde::Serialize;
 
 use crate::advice::choices;
 
@@ -13,7 +14,7 @@ use super::look::{Look, Numbers, Process, Traffic};
 const PAGE: u64 = OS_PAGE_BYTES as u64;
 
 /// What the screen shows.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rows {
     pub processes: Vec<ProcessRow>,
     pub servers: Vec<ServerRow>,
@@ -21,7 +22,7 @@ pub struct Rows {
     pub lacking: Vec<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ProcessRow {
     pub run: u32,
     pub pid: u64,
@@ -40,10 +41,21 @@ pub struct ProcessRow {
     pub latency_ns: [u64; 3],
     /// What the waiting would be with more local memory: `None` if it is not worth a word, empty if it would be the
     /// same.
+    #[serde(serialize_with = "in_bytes")]
     pub with_more: Option<Vec<(ByteLen, f64)>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+fn in_bytes<S: serde::Serializer>(
+    choices: &Option<Vec<(ByteLen, f64)>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    choices
+        .as_ref()
+        .map(|choices| choices.iter().map(|(local, waiting)| (local.0, *waiting)).collect::<Vec<_>>())
+        .serialize(serializer)
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServerRow {
     pub name: String,
     pub state: ServerState,
@@ -59,7 +71,7 @@ pub struct ServerRow {
     pub clients: Vec<ClientRow>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum ServerState {
     #[default]
     Serving,
@@ -69,7 +81,7 @@ pub enum ServerState {
     Silent(String),
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClientRow {
     pub name: String,
     pub host: String,
@@ -81,7 +93,7 @@ pub struct ClientRow {
     pub latency_ns: [u64; 2],
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TrafficRates {
     pub requests_per_s: f64,
     pub read_bytes_per_s: f64,

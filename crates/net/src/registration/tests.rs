@@ -4,7 +4,6 @@
 use super::*;
 use rampool_kernel::memory::{Advice, Mapping, advise};
 use rampool_kernel::ring::Sent;
-use rampool_pinning::LeastRecentlyUsed;
 use rampool_testing::skip;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -32,14 +31,14 @@ impl Wire {
     }
 
     /// What arrives of these bytes, sent from the registration that the cache finds or makes.
-    fn send(&mut self, pins: &mut Pins<FixedBuffers>, start: usize, bytes: usize) -> Vec<u8> {
+    fn send(&mut self, pins: &mut Pins, start: usize, bytes: usize) -> Vec<u8> {
         let held = pins.acquire(start, bytes).unwrap();
         let place = FixedBuffers::place(held.registration());
         let mut got = vec![0; bytes];
         let mut done = 0;
         while done < bytes {
             let memory = std::ptr::with_exposed_provenance(start + done);
-            let ring = pins.registrar().ring();
+            let ring = pins.buffers().ring();
             // SAFETY: the memory is a mapping of the test's, which changes it only when what was sent has
             // arrived.
             match unsafe { ring.send(self.sender.as_fd(), memory, bytes - done, Some(place)) }.unwrap() {
@@ -65,8 +64,8 @@ fn possible() -> bool {
     false
 }
 
-fn pins(allowance: usize) -> Pins<FixedBuffers> {
-    Pins::new(FixedBuffers::open(64).unwrap(), allowance as u64, Box::<LeastRecentlyUsed>::default())
+fn pins(allowance: usize) -> Pins {
+    Pins::new(FixedBuffers::open(64).unwrap(), allowance as u64)
 }
 
 /// Pages of this test's own, and the byte that each is filled with.
@@ -284,7 +283,7 @@ fn a_change_is_known_when_the_call_that_made_it_returns() {
 /// What cannot be watched is not said to be.
 #[test]
 fn files_and_holes_are_not_watched() {
-    let mut pins = Pins::new(LockedMemory::default(), 1 << 20, Box::<LeastRecentlyUsed>::default());
+    let mut pins = pins(1 << 20);
     let arena = Arena::new(4);
     // SAFETY: pages of the arena's own mapping, to which no reference exists.
     assert_eq!(unsafe { libc::munmap(arena.mapping.at(2 * PAGE).cast(), PAGE) }, 0);
@@ -342,73 +341,4 @@ fn memory_that_the_limit_forbids_to_pin_is_refused_with_a_hint() {
     let says = |errno| PinError::Kernel(io::Error::from_raw_os_error(errno)).to_string();
     assert!(says(libc::ENOMEM).contains("ulimit -l") && says(libc::EPERM).contains("ulimit -l"));
     assert!(!says(libc::EFAULT).contains("ulimit"));
-}
-
-/// Bytes of a range that the kernel counts as locked.
-fn locked_bytes(range: Range<usize>) -> usize {
-    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut inside, mut locked) = (0, 0);
-    for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or_default();
-        if let Some((start, end)) = first.split_once('-')
-            && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
-        {
-            inside = if start < range.end && range.start < end {
-                end.min(range.end) - start.max(range.start)
-            } else {
-                0
-            };
-        } else if first == "VmFlags:" && words.any(|flag| flag == "lo") {
-            locked += inside;
-        }
-    }
-    locked
-}
-
-#[test]
-fn pages_are_unlocked_with_the_last_registration_that_has_them() {
-    let arena = Arena::new(16);
-    let all = arena.at(0)..arena.at(16);
-    let mut pins = Pins::new(LockedMemory::default(), 8 * PAGE as u64, Box::<LeastRecentlyUsed>::default());
-    let held = pins.acquire(arena.at(0), 3 * PAGE).unwrap();
-    // Overlaps with what is in use, and takes its place.
-    let wider = pins.acquire(arena.at(2), 3 * PAGE).unwrap();
-    assert_eq!(locked_bytes(all.clone()), 5 * PAGE);
-    pins.release(held);
-    assert_eq!(locked_bytes(all.clone()), 5 * PAGE, "the second registration has all pages");
-    pins.release(wider);
-    pins.acquire(arena.at(8), 8 * PAGE).map(|held| pins.release(held)).unwrap();
-    assert_eq!(
-        (locked_bytes(arena.at(0)..arena.at(8)), locked_bytes(all.clone())),
-        (0, 8 * PAGE),
-        "unlocked for the allowance"
-    );
-    // What the program locks anew in place of what it unmapped stays locked.
-    pins.invalidate(arena.at(8), 2 * PAGE);
-    pins.unpin_unused();
-    assert_eq!(locked_bytes(all), 2 * PAGE);
-}
-
-/// UCX registers what the cache wants, keeps it as long as the cache does, and no longer.
-#[test]
-fn ucx_registers_what_the_cache_wants() {
-    let registrar = FabricMemory::open().expect("the tests need UCX: scripts/setup.sh test installs it");
-    let mut pins = Pins::new(registrar, 4 * PAGE as u64, Box::<LeastRecentlyUsed>::default());
-    let arena = Arena::new(8);
-    let start = arena.mapping.start();
-    let first = pins.acquire(start, 2 * PAGE).unwrap();
-    let again = pins.acquire(start + 100, PAGE).unwrap();
-    assert_eq!(
-        (first.registration(), pins.counts().hits, pins.registrar().registered.len()),
-        (again.registration(), 1, 1)
-    );
-    pins.release(first);
-    pins.release(again);
-    assert_eq!(pins.registrar().registered.len(), 1, "unused registrations stay while there is room");
-    let other = pins.acquire(start + 4 * PAGE, 4 * PAGE).unwrap();
-    assert_eq!(pins.registrar().registered.len(), 1, "the allowance is four pages");
-    pins.release(other);
-    pins.invalidate(start, 8 * PAGE);
-    assert!(pins.registrar().registered.is_empty());
 }

@@ -18,8 +18,8 @@ use std::time::Instant;
 
 use rampool_kernel::memory::Mapping;
 use rampool_kernel::ring::{RingError, Sent};
+use rampool_pinning::Held;
 use rampool_pinning::path::{Cost, Path, PathChoice, Wish, crossover};
-use rampool_pinning::{Held, LeastRecentlyUsed};
 
 use super::Piece;
 use crate::registration::{FixedBuffers, Pins, without};
@@ -58,7 +58,7 @@ pub struct ZeroCopyStats {
 /// Sends without copies for the links of one pool.
 #[derive(Debug)]
 pub struct ZeroCopy {
-    pins: Pins<FixedBuffers>,
+    pins: Pins,
     /// Kept memory, whose end the kernel or its owner reports. Disjoint, in order.
     kept: Vec<Range<usize>>,
     /// By link.
@@ -72,8 +72,7 @@ impl ZeroCopy {
     /// # Errors
     /// [`RingError`].
     pub fn open(allowance_bytes: u64) -> Result<Self, RingError> {
-        let pins =
-            Pins::new(FixedBuffers::open(PLACES)?, allowance_bytes, Box::<LeastRecentlyUsed>::default());
+        let pins = Pins::new(FixedBuffers::open(PLACES)?, allowance_bytes);
         Ok(Self {
             pins,
             kept: Vec::new(),
@@ -135,7 +134,7 @@ impl ZeroCopy {
     }
 
     fn gather(&mut self) {
-        while let Some(ended) = self.pins.registrar().ring().ended() {
+        while let Some(ended) = self.pins.buffers().ring().ended() {
             let Some((link, held)) = self.under_way.remove(&ended.number) else { continue };
             self.choices[link].completed(ended.copied);
             self.stats.copied += u64::from(ended.copied);
@@ -158,7 +157,7 @@ impl ZeroCopy {
         let place = held.as_ref().map(|held| FixedBuffers::place(held.registration()));
         // SAFETY: the caller's promise; what was found in the cache is what is mapped there: otherwise the
         // kernel, or the caller that had it kept, would have reported the change.
-        let sent = unsafe { self.pins.registrar().ring().send(socket, piece.ptr, piece.len, place) };
+        let sent = unsafe { self.pins.buffers().ring().send(socket, piece.ptr, piece.len, place) };
         if let Ok(Sent::Taken { bytes, number }) = sent {
             self.stats.sends += 1;
             self.stats.bytes += bytes as u64;
@@ -199,7 +198,7 @@ impl Sender {
     pub fn takes(&self, bytes: usize) -> bool {
         let mut shared = self.locked();
         shared.choices[self.link].path(bytes as u64) == Path::ZeroCopy
-            && !shared.pins.registrar().ring().is_full()
+            && !shared.pins.buffers().ring().is_full()
     }
 
     /// # Safety

@@ -190,10 +190,9 @@ fn a_peer_that_sends_more_than_it_was_granted_is_cut_off() {
 /// What is to be fetched may lie anywhere that the peer says, in this process's memory too.
 #[test]
 fn a_message_that_stays_with_its_sender_is_not_fetched_and_ends_the_link() {
-    let bytes = vec![5; 100_000];
+    static BYTES: [u8; 100_000] = [5; 100_000];
     let (mut link, mut peer) = hostile();
-    // SAFETY: the bytes outlive the channel, and the other end is this test's.
-    unsafe { peer.channel.send_from(0, bytes.as_ptr(), bytes.len(), None) }.unwrap();
+    peer.channel.send_to_be_fetched(&BYTES);
     let error = peer.until_an_error(&mut link);
     assert!(is_invalid(&error), "{error}");
 }

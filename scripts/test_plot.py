@@ -1,0 +1,47 @@
+"""Tests of the tables that scripts/plot.py makes: `python3 -m unittest discover scripts`."""
+
+import unittest
+
+import plot
+
+
+def ratio(name, value, low, high, reach=None, met=None):
+    return {"name": name, "value": value, "low": low, "high": high, "reach": reach, "met": met}
+
+
+class Cells(unittest.TestCase):
+    def test_quartiles_stand_where_they_say_something(self):
+        self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.9, 2.1)), "2")
+        self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.5, 2.1)), "2 (1.5–2.1)")
+        self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.99, 2.1, "<= 2.05", True)), "2 (1.99–2.1) [<=2.05]")
+
+    def test_a_missed_reach_is_bold(self):
+        self.assertEqual(plot.ratio_cell(ratio("a", 2, 2, 2, "<= 1", False)), "**2** [<=1]")
+
+
+class Tables(unittest.TestCase):
+    GRID = [[r"(?P<column>quiet|busy): (?P<row>.*)"], [r"(?P<row>.*?)(?P<column>, there)?"]]
+
+    def tables(self, *names):
+        return plot.figure_tables(
+            [ratio(name, 1, 1, 1) for name in names], self.GRID, plot.ratio_cell, "figure", "here"
+        )
+
+    def test_figures_of_one_row_stand_next_to_each_other(self):
+        wanted = [["| figure | quiet | busy |", "|---|---|---|", "| a | 1 | 1 |", "| b | 1 |  |"]]
+        self.assertEqual(self.tables("quiet: a", "busy: a", "quiet: b"), wanted)
+
+    def test_a_figure_alone_in_its_table_has_its_whole_name(self):
+        self.assertEqual(self.tables("quiet: a"), [["| figure | ratio |", "|---|---|", "| quiet: a | 1 |"]])
+
+    def test_a_column_without_a_name_is_one_only_next_to_another(self):
+        alone, beside = self.tables("c", "d", "d, there")
+        self.assertEqual(alone[2:], ["| c | 1 |"])
+        self.assertEqual(beside[::2], ["| figure | here | there |", "| d | 1 | 1 |"])
+
+    def test_two_of_one_name_share_a_row(self):
+        self.assertEqual(self.tables("c", "c")[0][2:], ["| c | 1, 1 |"])
+
+
+if __name__ == "__main__":
+    unittest.main()
