@@ -22,7 +22,7 @@ if __name__ == "__main__":
             Client(cluster),
         ):
             # Handles travel to the workers; blocks go between them and the memory servers.
-            blocks = da.from_array(table, chunks=(100, 1000))
+            blocks = rampool.dask.from_array(table, chunks=(100, 1000))
             da.store(blocks * 2 + 1, result, lock=False)
             total = float(blocks.sum().compute())
         assert total == 1000 * sum(range(1000))

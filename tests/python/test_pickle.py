@@ -129,6 +129,8 @@ def test_joblib_workers(pool):
 def test_dask_workers(pool):
     distributed = pytest.importorskip("distributed")
     da = pytest.importorskip("dask.array")
+    from rampool.dask import from_array
+
     here = np.random.default_rng(3).random((1000, 16))
     there = pool.remote("for dask", here.shape)
     there[...] = here
@@ -136,7 +138,7 @@ def test_dask_workers(pool):
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        array = da.from_array(there, chunks=(100, 16))
+        array = from_array(there, chunks=(100, 16))
         assert float(array[:, 3].sum().compute()) == pytest.approx(here[:, 3].sum())
         np.testing.assert_allclose((array + 1)[::2].T.mean(axis=0).compute(), (here + 1)[::2].T.mean(axis=0))
         assert client.submit(doubled, there).result()[1:3] == ("RemoteArray", "for dask")

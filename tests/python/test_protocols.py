@@ -484,6 +484,22 @@ def test_functions(pool, dtype):
         alike(got, want, (dtype, name), loose=size_of(here) ** 2 if name in ("linalg", "fft", "var", "dot", "einsum") else size_of(here))
 
 
+def test_arrays_here_are_changed_by_arrays_there(pool):
+    here = np.arange(10.0)
+    there = placed(pool, here)
+    result = np.zeros(10)
+    result += there
+    result[2:] -= there[:8] * 2
+    result[::-1] *= there + 1
+    np.add(there, there, out=result, where=here > 5)
+    want = np.zeros(10)
+    want += here
+    want[2:] -= here[:8] * 2
+    want[::-1] *= here + 1
+    np.add(here, here, out=want, where=here > 5)
+    alike(result, want, "results here")
+
+
 def test_functions_that_write(pool):
     here = np.arange(30).reshape(6, 5)
     there = placed(pool, here)

@@ -367,6 +367,27 @@ def test_dask_reads_it(pool):
     assert float(array[:, 3].sum().compute(scheduler="threads")) == pytest.approx(here[:, 3].sum())
 
 
+def test_dask_fetches_the_blocks_that_it_computes_with(pool):
+    da = pytest.importorskip("dask.array")
+    pytest.importorskip("distributed")
+    from rampool import _duck
+    from rampool.dask import from_array
+
+    there, here = both(pool, (1000, 16), "f8")
+    received = lambda: sum(server["received_bytes"] for server in pool.servers())
+    before = received()
+    array = from_array(there, chunks=(100, 16))
+    assert received() == before
+    np.testing.assert_array_equal((array[150:160, ::2] + 1).compute(scheduler="threads"), here[150:160, ::2] + 1)
+    assert received() - before < 20_000, "of 128,000 bytes"
+    np.testing.assert_allclose(array.mean(axis=0).compute(scheduler="threads"), here.mean(axis=0))
+    # What was computed is no answer for what is there later.
+    assert array.name != from_array(there, chunks=(100, 16)).name
+    _duck._warned.clear()
+    with pytest.warns(rampool.FetchWarning, match=r"128000 bytes.*rampool\.dask\.from_array"):
+        da.from_array(there, chunks=(100, 16))
+
+
 # --- manners ----------------------------------------------------------------------------------------------------------------------
 
 

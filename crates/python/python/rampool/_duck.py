@@ -238,6 +238,10 @@ class Duck(NDArrayOperatorsMixin):
 
     def copy(self, order: Literal["K", "A", "C", "F"] = "C") -> Array:
         """Its elements, fetched, as an array of this process's own."""
+        if sys._getframe(1).f_globals.get("__name__") == "dask.array.core":
+            fetched(
+                "dask.array.from_array", self._fetches(), f"{self._about_it()} (see rampool.dask.from_array)"
+            )
         return self._values().copy(order)
 
     def astype(
