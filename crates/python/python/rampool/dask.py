@@ -44,7 +44,8 @@ def from_array(array: RemoteArray, chunks: Any = "auto", **options: Any) -> Any:
     """
     import dask.array as da
 
-    return da.from_array(_Blocks(array), chunks, asarray=True, **options)
+    make: Any = da.from_array
+    return make(_Blocks(array), chunks, asarray=True, **options)
 
 
 class _Blocks:
