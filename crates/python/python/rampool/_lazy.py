@@ -187,8 +187,6 @@ class Expression(Lazy):
         with np.errstate(all="ignore"):
             exact = [Fraction(int(end)) if ends.dtype.kind in "iu" else end for end in ends]
             for ufunc, inputs, kind in self.steps:
-                if not np.all(np.isfinite(ends)):
-                    return None
                 ends = ufunc(*(ends if each is None else each for each in inputs))
                 if kind.kind in "iu":
                     scale, more = _affine(ufunc, inputs, kind, Fraction(1), Fraction(0))
