@@ -341,6 +341,9 @@ def test_ufuncs(pool, dtype):
         for name in UFUNCS:
             function = getattr(np, name)
             for other in others:
+                # NumPy 1 takes it as an object, whose power has no end.
+                if isinstance(other, int) and other > 99 and name in ("power", "left_shift"):
+                    continue
                 what = (dtype, shape, name, other)
                 alike(outcome(lambda: function(there, other)), outcome(lambda: function(here, other)), what)  # noqa: B023
                 alike(outcome(lambda: function(other, there)), outcome(lambda: function(other, here)), (*what, "reversed"))  # noqa: B023
@@ -361,6 +364,8 @@ def test_updates_in_place(pool, dtype):
     for name in ["add", "subtract", "multiply", "true_divide", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "left_shift", "power"]:
         function = getattr(np, name)
         for other in others:
+            if isinstance(other, int) and other > 99 and name in ("power", "left_shift"):
+                continue
             for view in (lambda a: a, lambda a: a.T[::-1].T, lambda a: a[::2, 1]):
                 here = values(random, (7, 5), np.dtype(dtype))
                 there = placed(pool, here)
