@@ -325,7 +325,7 @@ class Duck(NDArrayOperatorsMixin):
         Raises:
             TypeError: such elements have no sum.
         """
-        return _reduced(self, "sum", axis, dtype, out, keepdims, **rest)
+        return _reduced(self, "sum", axis, out, keepdims, {"dtype": dtype, **rest})
 
     def mean(
         self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **rest: Any
@@ -335,7 +335,7 @@ class Duck(NDArrayOperatorsMixin):
         Raises:
             TypeError: such elements have no mean.
         """
-        return _reduced(self, "mean", axis, dtype, out, keepdims, **rest)
+        return _reduced(self, "mean", axis, out, keepdims, {"dtype": dtype, **rest})
 
     def min(self, axis: Any = None, out: Any = None, keepdims: bool = False, **rest: Any) -> Any:
         """As :meth:`numpy.ndarray.min`, with ``initial`` and ``where``: the least element; NaN if one is NaN.
@@ -344,7 +344,7 @@ class Duck(NDArrayOperatorsMixin):
             ValueError: there is none.
             TypeError: such elements have no order.
         """
-        return _reduced(self, "min", axis, None, out, keepdims, **rest)
+        return _reduced(self, "min", axis, out, keepdims, rest)
 
     def max(self, axis: Any = None, out: Any = None, keepdims: bool = False, **rest: Any) -> Any:
         """As :meth:`numpy.ndarray.max`, with ``initial`` and ``where``: the greatest element; NaN if one is
@@ -354,15 +354,15 @@ class Duck(NDArrayOperatorsMixin):
             ValueError: there is none.
             TypeError: such elements have no order.
         """
-        return _reduced(self, "max", axis, None, out, keepdims, **rest)
+        return _reduced(self, "max", axis, out, keepdims, rest)
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False, **rest: Any) -> Any:
         """Whether an element is true, counted at the servers."""
-        return _reduced(self, "any", axis, None, out, keepdims, **rest)
+        return _reduced(self, "any", axis, out, keepdims, rest)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False, **rest: Any) -> Any:
         """Whether every element is true, counted at the servers."""
-        return _reduced(self, "all", axis, None, out, keepdims, **rest)
+        return _reduced(self, "all", axis, out, keepdims, rest)
 
     # What NumPy computes here.
     argmax = _by_numpy(np.argmax)
@@ -385,10 +385,10 @@ class Duck(NDArrayOperatorsMixin):
     var = _by_numpy(np.var)
 
 
-def _reduced(array: Duck, what: str, axis: Any, dtype: Any, out: Any, keepdims: bool, **rest: Any) -> Any:
+def _reduced(array: Duck, what: str, axis: Any, out: Any, keepdims: bool, named: dict[str, Any]) -> Any:
     from rampool import _reduce
 
-    return _reduce.reduced(array, what, axis, dtype, out, keepdims, **rest)
+    return _reduce.reduced(array, what, axis, out, keepdims, named)
 
 
 class _Copies(Exception):

@@ -393,14 +393,10 @@ def _joined(ticket: str, options: Sequence[tuple[str, str]]) -> Pool:
 def reopened(
     pool: Pool,
     region: str,
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    name: str | None,
+    place: tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], str | None],
 ) -> RemoteArray:
-    """An array, or a part of one, that was pickled."""
-    array = RemoteArray(pool._direct, pool._direct.open_ticket(region), offset, shape, strides, dtype, name)
+    """An array, or a part of one, that was pickled: its offset, shape, strides, dtype and name."""
+    array = RemoteArray(pool._direct, pool._direct.open_ticket(region), *place)
     array._keeps = pool
     return array
 

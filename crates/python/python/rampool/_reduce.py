@@ -21,15 +21,12 @@ _MOST_PARTS = 256
 _LEAST_PART_BYTES = 4096
 
 
-def reduced(
-    array: Duck, what: str, axis: Any, dtype: Any, out: Any, keepdims: Any, *, initial: Any = np._NoValue, where: Any = True
-) -> Any:  # fmt: skip
-    """NumPy's reduction of that name."""
+def reduced(array: Duck, what: str, axis: Any, out: Any, keepdims: Any, named: dict[str, Any]) -> Any:
+    """NumPy's reduction of that name; `named` has dtype, initial and where, if they are given."""
     keepdims = keepdims is not np._NoValue and bool(keepdims)
-    named = {} if initial is np._NoValue else {"initial": initial}
-    if dtype is not None:
-        named["dtype"] = dtype
-    mask = _mask(array, where)
+    mask = _mask(array, named.get("where"))
+    unsaid = {"dtype": None, "initial": np._NoValue}
+    named = {key: each for key, each in named.items() if key != "where" and each is not unsaid.get(key, ...)}
     # NumPy says what comes out, and what makes no sense.
     probe = np.zeros((1,) * array.ndim, array.dtype)
     kind = np.asarray(getattr(np, what)(probe, axis=axis, **named)).dtype

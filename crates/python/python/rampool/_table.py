@@ -240,7 +240,7 @@ class RemoteArray(Duck):
         if pool is None:
             raise TypeError("this array's pool is gone: keep the pool, and pickle then")
         place = (self._offset, self.shape, self._strides, self.dtype, self.name)
-        return reopened, (pool, self._direct.ticket(self._region), *place)
+        return reopened, (pool, self._direct.ticket(self._region), place)
 
     # --- reading
     # ------------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def _reduce(
             f"np.{function.__name__}.reduce", function.reduce, (array, axis, dtype, out, keepdims), rest
         )
     out = out[0] if isinstance(out, tuple) else out
-    return reduced(array, what, axis, dtype, out, keepdims, **rest)
+    return reduced(array, what, axis, out, keepdims, {"dtype": dtype, **rest})
 
 
 def _number(value: Any) -> Any:
