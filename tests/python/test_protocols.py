@@ -9,6 +9,8 @@ import rampool
 from test_numpy import DTYPES, RECORD, close, outcome, values
 
 NUMBERS = ["?", "i1", "u2", "i4", "u4", "i8", "u8", ">i4", "f2", "f4", "f8", ">f8", "g", "c16"]
+# NumPy 1 makes an object of it, whose power has no end.
+HUGE = [10**30] if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else []
 SHAPES = [(), (1,), (7, 5), (3, 4, 2), (0, 3)]
 
 
@@ -337,13 +339,10 @@ def test_ufuncs(pool, dtype):
     for shape in SHAPES:
         here = values(random, shape, np.dtype(dtype))
         there = placed(pool, here)
-        others = [3, -2, 2.5, 1j, True, np.int8(3), np.float64(0.5), np.ones(shape[-1:], "i2"), here, [1] * (shape[-1] if shape else 1), 10**30]
+        others = [3, -2, 2.5, 1j, True, np.int8(3), np.float64(0.5), np.ones(shape[-1:], "i2"), here, [1] * (shape[-1] if shape else 1), *HUGE]
         for name in UFUNCS:
             function = getattr(np, name)
             for other in others:
-                # NumPy 1 takes it as an object, whose power has no end.
-                if isinstance(other, int) and other > 99 and name in ("power", "left_shift"):
-                    continue
                 what = (dtype, shape, name, other)
                 alike(outcome(lambda: function(there, other)), outcome(lambda: function(here, other)), what)  # noqa: B023
                 alike(outcome(lambda: function(other, there)), outcome(lambda: function(other, here)), (*what, "reversed"))  # noqa: B023
@@ -359,13 +358,11 @@ def test_ufuncs(pool, dtype):
 @pytest.mark.parametrize("dtype", ["i4", "u8", "f4", "f8", "i2", "?", ">i4", "c16"])
 def test_updates_in_place(pool, dtype):
     random = np.random.default_rng(9)
-    others = [1, -1, 2.5, True, np.int16(-3), np.float64(0.5), np.arange(5), np.full(5, 0.25), np.arange(35, dtype="u1").reshape(7, 5), 1j, 10**30,
+    others = [1, -1, 2.5, True, np.int16(-3), np.float64(0.5), np.arange(5), np.full(5, 0.25), np.arange(35, dtype="u1").reshape(7, 5), 1j, *HUGE,
               np.arange(3), np.zeros((2, 7, 5), "i1"), [1, 2, 3, 4, 5]]  # fmt: skip
     for name in ["add", "subtract", "multiply", "true_divide", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "left_shift", "power"]:
         function = getattr(np, name)
         for other in others:
-            if isinstance(other, int) and other > 99 and name in ("power", "left_shift"):
-                continue
             for view in (lambda a: a, lambda a: a.T[::-1].T, lambda a: a[::2, 1]):
                 here = values(random, (7, 5), np.dtype(dtype))
                 there = placed(pool, here)
