@@ -111,6 +111,8 @@ def test_reductions_are_numpys(pool, dtype, seed):
                 operand = operands[random.integers(len(operands))]
                 mask = outcome(lambda: test(same_part, operand))
                 what = (dtype, shape, key, test.__name__, operand)
+                if isinstance(mask, bool):
+                    continue  # NumPy 1, of what it does not compare
                 if not isinstance(mask, (np.ndarray, np.bool_)) or mask.dtype != bool:
                     assert isinstance(outcome(lambda: part.sum(where=test(part, operand))), TypeError), what
                 else:
