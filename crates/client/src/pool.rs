@@ -1168,6 +1168,13 @@ impl Pool {
         self.renew(server, place)
     }
 
+    /// Servers that are there again and have no room for what [`Pool::lease_anew`] asked for: their names, how much that is,
+    /// and how much is free there.
+    pub fn servers_without_room(&self) -> impl Iterator<Item = (&str, ByteLen, ByteLen)> {
+        let leased = self.shell.servers.iter().zip(&self.leased);
+        leased.filter_map(|(of, wanted)| Some((&*of.name, ByteLen(*wanted), ByteLen(of.free_bytes?))))
+    }
+
     fn renew(&mut self, server: ServerIndex, place: Option<Place>) -> bool {
         let lost = self.lost_servers().any(|lost| lost == server) && self.ticket.copies > 1;
         let Some(place) = place.filter(|_| lost) else { return false };

@@ -6,7 +6,7 @@ use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use crate::copies::{Copies, HandedOver, History, PIECES, Piece, Region, Step};
+use crate::copies::{Copies, HandedOver, History, Piece, Region, Step};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
 use crate::pages::PageSet;
 use crate::rule::Rule;
@@ -659,18 +659,16 @@ impl Client {
 
     // --- Making up for what was missed -------------------------------------------------------------------------------
 
-    /// Begins what can be read now: one piece after the other while a thread waits for something, else some at once.
+    /// Begins what can be read now and is not to wait.
     fn begin_pieces(&mut self) {
         if !self.copies.are_behind() || !self.work.rules.keep(Rule::CatchUp) {
             return;
         }
-        let busy = self.sessions.iter().any(|session| session.has_demand(&self.work));
-        let most = if busy { 1 } else { PIECES };
         for index in 0..self.sessions.len() {
             let to = ServerIndex(u16::try_from(index).expect("few"));
             while self.copies.is_behind(to)
                 && self.sessions[index].is_well()
-                && self.copies.pieces.iter().flatten().count() < most
+                && let Some(most) = self.piece_room()
             {
                 let Self { sessions, work, copies, .. } = self;
                 let pieces = &copies.pieces;
@@ -681,13 +679,24 @@ impl Client {
                     let most = source.max_pages(pages.count).min(sessions[index].max_pages(pages.count));
                     (source.is_well() && quiet && !region.has_missed(from, &[pages])).then_some(most)
                 };
-                let Some(piece) = copies.next_piece(to, self.now, takes) else {
+                let Some(piece) = copies.next_piece(to, self.now, most, takes) else {
                     self.look_at(to);
                     break;
                 };
+                self.work.pace.began(self.now);
                 self.begin_piece(slot, piece);
             }
         }
+    }
+
+    /// How many pages a piece may have that begins now, if one may.
+    fn piece_room(&self) -> Option<u32> {
+        let Work { pace, rules, .. } = &self.work;
+        let busy = pace.is_busy(self.now) && rules.keep(Rule::PiecesGiveWay);
+        if busy && !rules.keep(Rule::PiecesGoOn) {
+            return None;
+        }
+        if busy { pace.room_beside_demand(self.now) } else { pace.room() }
     }
 
     fn begin_piece(&mut self, slot: usize, piece: Piece) {
@@ -724,7 +733,7 @@ impl Client {
         let known = self.copies.regions.contains_key(&of);
         match (step, made) {
             (Step::Reading, Some(_)) if !void && there && self.name(of, to).0 != 0 => {
-                self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
+                return self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
             }
             (Step::Writing, Some(_)) if there && known => {
                 let region = self.copies.regions.get_mut(&of).expect("seen above");
@@ -743,6 +752,7 @@ impl Client {
             }
             _ => {}
         }
+        self.work.pace.ended(self.now);
     }
 
     /// The number of a request on the wire.
@@ -863,7 +873,9 @@ impl Client {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let passes = self.sessions.iter().zip(0..).filter(|(session, _)| session.is_well());
-        let passes = passes.filter_map(|(_, index)| self.copies.next_pass(ServerIndex(index)));
+        let passes = passes.map(|(_, index)| ServerIndex(index)).filter(|of| self.copies.is_behind(*of));
+        let next_piece = |of| self.copies.next_pass(of).or(self.work.pace.next_at());
+        let passes = passes.filter_map(next_piece);
         let soonest = self.sessions.iter().filter_map(|session| session.next_timeout(&self.work));
         let soonest = soonest.chain(passes.filter(|_| self.work.rules.keep(Rule::CatchUp))).min();
         // What has arrived and was not looked at does not wait.

@@ -243,14 +243,6 @@ impl Session {
         !self.absent && self.lost().is_none()
     }
 
-    /// Whether a thread waits for something of it.
-    pub(crate) fn has_demand(&self, work: &Work) -> bool {
-        let waits = |(number, _): &(u64, Time)| {
-            work.find(*number).is_some_and(|id| work.get(id).ask.class == Class::Demand)
-        };
-        !self.queues[Class::Demand as usize].is_empty() || self.outstanding.iter().any(waits)
-    }
-
     /// Regions to free, now that it is back.
     pub(crate) fn take_freed(&mut self) -> Vec<RegionId> {
         if self.absent { Vec::new() } else { std::mem::take(&mut self.free_later) }
@@ -661,6 +653,8 @@ impl Session {
         let wanted = request.ask.wanted && damaged.is_none();
         if let Some(piece) = request.ask.piece {
             work.steps.push_back((piece, Some(RegionId(0))));
+        } else if request.ask.class == Class::Demand && request.ask.opcode == Opcode::Get {
+            work.pace.answered(request.made_at, now);
         }
         work.outputs.push_back(Output::Answered { link, request: id, number, wanted, refused: false });
         self.end_request(work, id);
