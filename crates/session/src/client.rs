@@ -23,8 +23,8 @@ pub struct Client {
     work: Work,
     now: Time,
     check_at: Time,
-    /// While an operation is cut up: of each group of holders the request that still has room, with its first page
-    /// and how many.
+    /// While an operation is cut up: of each group of holders the request that still has room, with its first
+    /// page and how many.
     open: Vec<Option<(RequestId, PageIndex, u32)>>,
     /// The servers that hold the same pages, where there are two copies.
     pairs: Vec<Holders>,
@@ -95,7 +95,8 @@ impl Client {
         self.pairs.iter().all(|pair| pair.iter().any(is_there))
     }
 
-    /// Whether a server is there, and knows all regions: others can be done without, but for what it has missed.
+    /// Whether a server is there, and knows all regions: others can be done without, but for what it has
+    /// missed.
     fn fills_in(&self, server: ServerIndex) -> bool {
         let behind = self.copies.is_behind(server) && !self.work.rules.keep(Rule::SpareByPages);
         self.sessions[server.as_usize()].takes_part() && self.copies.are_named(server) && !behind
@@ -144,10 +145,11 @@ impl Client {
         self.sessions.iter()
     }
 
-    // --- Regions ---------------------------------------------------------------------------------------------------
+    // --- Regions
+    // ---------------------------------------------------------------------------------------------------
 
-    /// A region by a number of the caller's, with its name at each server. `history`: what is known of its pages, where
-    /// these have the holders that placement says.
+    /// A region by a number of the caller's, with its name at each server. `history`: what is known of its
+    /// pages, where these have the holders that placement says.
     pub fn open_region(&mut self, now: Time, of: u32, names: Vec<RegionId>, history: Option<History>) {
         self.now = now;
         let placed = history.is_some();
@@ -235,8 +237,8 @@ impl Client {
         Some(history)
     }
 
-    /// Whether each page of a region with these names and this history has a holder that is there. Those do not count
-    /// that no holder has which is there or waited for.
+    /// Whether each page of a region with these names and this history has a holder that is there. Those do
+    /// not count that no holder has which is there or waited for.
     #[must_use]
     pub fn is_complete(&self, names: &[RegionId], history: &History) -> bool {
         let named = |server: &ServerIndex| {
@@ -301,7 +303,8 @@ impl Client {
         }
     }
 
-    // --- Submitting ------------------------------------------------------------------------------------------------
+    // --- Submitting
+    // ------------------------------------------------------------------------------------------------
 
     /// A new operation. Submit its parts, then tell [`Input::Sealed`].
     pub fn begin(&mut self, token: u64, store: bool) -> OpId {
@@ -313,9 +316,10 @@ impl Client {
         self.work.reserve()
     }
 
-    /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What is stored
-    /// goes to all holders that are there, what is fetched comes from one. `fill` hears which pages go into which
-    /// request. After the last extent: [`Client::close_pages`]. `placement` is that of [`Client::place`].
+    /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What
+    /// is stored goes to all holders that are there, what is fetched comes from one. `fill` hears which pages
+    /// go into which request. After the last extent: [`Client::close_pages`]. `placement` is that of
+    /// [`Client::place`].
     pub fn submit_pages(
         &mut self,
         now: Time,
@@ -366,7 +370,8 @@ impl Client {
         }
     }
 
-    /// Tells the servers that hold these pages that they are not needed; `fill` hears which go into which request.
+    /// Tells the servers that hold these pages that they are not needed; `fill` hears which go into which
+    /// request.
     pub fn discard_pages(
         &mut self,
         now: Time,
@@ -393,7 +398,8 @@ impl Client {
                 placement.pairs()[usize::from(group.0)].iter().for_each(|server| add(self, server, piece));
             }
         } else {
-            // One request for each server instead of one for each stripe: pages it does not hold are nothing to it.
+            // One request for each server instead of one for each stripe: pages it does not hold are nothing
+            // to it.
             for server in 0..self.sessions.len() {
                 add(self, ServerIndex(u16::try_from(server).expect("fewer than 65536 servers")), extent);
             }
@@ -533,10 +539,11 @@ impl Client {
         self.sessions[ask.server.as_usize()].enqueue(&mut self.work, id);
     }
 
-    // --- Several holders -------------------------------------------------------------------------------------------
+    // --- Several holders
+    // -------------------------------------------------------------------------------------------
 
-    /// Decides about requests that got no use of their server: what is fetched comes from another holder, what is
-    /// stored is stored if another holder is left, and everything else fails.
+    /// Decides about requests that got no use of their server: what is fetched comes from another holder,
+    /// what is stored is stored if another holder is left, and everything else fails.
     #[inline]
     fn settle(&mut self) {
         let work = &self.work;
@@ -657,7 +664,8 @@ impl Client {
         }
     }
 
-    // --- Making up for what was missed -------------------------------------------------------------------------------
+    // --- Making up for what was missed
+    // -------------------------------------------------------------------------------
 
     /// Begins what can be read now and is not to wait.
     fn begin_pieces(&mut self) {
@@ -788,7 +796,8 @@ impl Client {
         self.work.ops_under_way()
     }
 
-    // --- The machine -----------------------------------------------------------------------------------------------
+    // --- The machine
+    // -----------------------------------------------------------------------------------------------
 
     /// Something happened. [`Client::poll`] has what follows.
     #[inline]

@@ -1,14 +1,14 @@
-//! How fast what servers have missed is brought to them. While no thread waits for pages, as fast as the connections
-//! carry it. While threads do, a piece at a time, of a size and with a pause that leaves the slowest of a hundred
-//! answers about what it is without pieces.
+//! How fast what servers have missed is brought to them. While no thread waits for pages, as fast as the
+//! connections carry it. While threads do, a piece at a time, of a size and with a pause that leaves the
+//! slowest of a hundred answers about what it is without pieces.
 //!
-//! A level says how fast: from one page with a pause behind it, to pieces of many pages without a pause. Answers that
-//! come later than nearly all do without pieces take it down, many others take it up. The lowest level is no standstill:
-//! what is missed has one holder less, and what keeps coming would keep it so.
+//! A level says how fast: from one page with a pause behind it, to pieces of many pages without a pause.
+//! Answers that come later than nearly all do without pieces take it down, many others take it up. The lowest
+//! level is no standstill: what is missed has one holder less, and what keeps coming would keep it so.
 //!
-//! The idea is that of transports for work that can wait (LEDBAT, RFC 6817; TCP Nice, Venkataramani et al. 2002): give
-//! way to the delay that one causes. Here that delay is seen in the requests that matter, wherever it comes from: a queue in
-//! this process, in a kernel or in a switch, or a server's CPU.
+//! The idea is that of transports for work that can wait (LEDBAT, RFC 6817; TCP Nice, Venkataramani et al.
+//! 2002): give way to the delay that one causes. Here that delay is seen in the requests that matter,
+//! wherever it comes from: a queue in this process, in a kernel or in a switch, or a server's CPU.
 
 use std::time::Duration;
 
@@ -17,16 +17,19 @@ use crate::io::Time;
 
 /// Threads wait for pages now and then, if one has within this time.
 pub const CALM: Duration = Duration::from_millis(100);
-/// A piece has `2^level` pages, and no pause behind it; or one page, and a pause `2^-level - 1` times as long as it took.
+/// A piece has `2^level` pages, and no pause behind it; or one page, and a pause `2^-level - 1` times as long
+/// as it took.
 const LOWEST: i32 = -2;
 const HIGHEST: i32 = PIECE_PAGES.ilog2().cast_signed();
 /// No pause is longer.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// An answer is late if it took more quarters than four of what ninety-nine of a hundred take without pieces.
 const LATE_QUARTERS: u32 = 5;
-/// One level up after so many answers, unless more than a hundredth of them were late: then two down, at once.
+/// One level up after so many answers, unless more than a hundredth of them were late: then two down, at
+/// once.
 const WINDOW: u32 = 256;
-/// Each time that it goes down, it takes twice as many to go up, so many times: what is tried costs late answers.
+/// Each time that it goes down, it takes twice as many to go up, so many times: what is tried costs late
+/// answers.
 const MOST_PATIENCE: u32 = 4;
 /// So many answers without pieces tell what is usual.
 const ENOUGH: u32 = 128;
@@ -117,8 +120,8 @@ impl Pace {
     }
 }
 
-/// What ninety-nine of a hundred take no longer than: a longer one takes it up by ninety-nine steps, any other down by one.
-/// A step is a part of it, at first a larger one.
+/// What ninety-nine of a hundred take no longer than: a longer one takes it up by ninety-nine steps, any
+/// other down by one. A step is a part of it, at first a larger one.
 #[derive(Debug, Default)]
 struct Usual {
     ns: f64,
@@ -148,8 +151,8 @@ mod tests {
 
     const US: u64 = 1000;
 
-    /// A thread that waits for one page after the other, and a server that gets what it has missed, in a world where a
-    /// page of a piece costs so much of an answer's time that comes meanwhile.
+    /// A thread that waits for one page after the other, and a server that gets what it has missed, in a
+    /// world where a page of a piece costs so much of an answer's time that comes meanwhile.
     struct World {
         pace: Pace,
         now: u64,

@@ -1,5 +1,5 @@
-//! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are back, and
-//! tells the processes of the run.
+//! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are
+//! back, and tells the processes of the run.
 
 use std::time::{Duration, Instant};
 
