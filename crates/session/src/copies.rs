@@ -20,8 +20,8 @@ use crate::io::Time;
 use crate::pages::PageSet;
 
 /// Pieces under way at once, and pages of one.
-pub const PIECES: usize = 8;
-pub const PIECE_PAGES: u32 = 16;
+pub const PIECES: usize = 4;
+pub const PIECE_PAGES: u32 = 32;
 /// What could not be made up for is tried again after so long.
 pub const PASS: Duration = Duration::from_millis(200);
 
