@@ -39,7 +39,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Hold(hold::Args),
     Serve(serve::Args),
     Launch(launch::Args),
@@ -177,10 +177,10 @@ mod tests {
             "rampool run --local 1M -- -odd --local",
             "rampool launch -n 2 ls -n 3",
         ] {
-            let (Command::Run(run::Args { command, .. }) | Command::Launch(launch::Args { command, .. })) =
-                parse(line).unwrap().command
-            else {
-                panic!("{line}")
+            let command = match parse(line).unwrap().command {
+                Command::Run(args) => args.command,
+                Command::Launch(args) => args.command,
+                _ => panic!("{line}"),
             };
             assert!(
                 command.len() >= 2

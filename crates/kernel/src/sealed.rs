@@ -80,6 +80,15 @@ impl SealedMemory {
         if rc == 0 { Ok(memory) } else { Err(failed(last_errno())) }
     }
 
+    /// A file of this process's own: nobody else may shrink it. Who touches a page that its file system has no
+    /// room for is killed by SIGBUS ([`take_room`]).
+    ///
+    /// # Errors
+    /// [`SealedError::Kernel`].
+    pub fn over(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, SealedError> {
+        Self::map(fd, bytes, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
     fn map(fd: BorrowedFd<'_>, bytes: usize, protection: i32) -> Result<Self, SealedError> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let p = unsafe {
@@ -172,6 +181,21 @@ pub unsafe fn read_at(fd: BorrowedFd<'_>, offset: u64, to: *mut u8, len: usize) 
     // SAFETY: the caller's promise.
     let got = unsafe { libc::syscall(libc::SYS_pread64, fd.as_raw_fd(), to, len, offset) };
     usize::try_from(got) == Ok(len)
+}
+
+/// Takes room for a part of a file on its disk.
+///
+/// # Errors
+/// The errno: mostly `ENOSPC`.
+pub fn take_room(fd: BorrowedFd<'_>, offset: usize, bytes: usize) -> Result<(), i32> {
+    let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+        return Err(libc::EFBIG);
+    };
+    // SAFETY: changes a file; what is there stays, and what was not is zero.
+    match unsafe { libc::posix_fallocate(fd.as_raw_fd(), offset, len) } {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
 }
 
 /// Gives a part of a memory file back to the kernel: it is absent in every mapping, locked or not, and zero

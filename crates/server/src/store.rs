@@ -24,10 +24,12 @@ use rampool_lease::{FrameIndex, StoredPage};
 use rampool_wire::frame::PageEntry;
 use rampool_wire::places::Place;
 use rampool_wire::units::OS_PAGE_BYTES;
+use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// How large a store may grow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct StoreConfig {
     /// Bytes of pages to hold.
     pub memory_bytes: u64,
@@ -39,6 +41,9 @@ pub struct StoreConfig {
     pub lock: bool,
     /// Have the frames in a memory file that clients may read ([`PageStore::file`]), if the kernel allows it.
     pub open: bool,
+    /// The file that holds the pages in place of memory, whose own copies of it the kernel may drop. Nobody else
+    /// has it open.
+    pub disk: Option<Arc<File>>,
 }
 
 /// What a store holds.
