@@ -41,7 +41,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Hold(hold::Args),
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     Launch(launch::Args),
     Example(example::Args),
     /// Draw where the time of parallel programs went: stacked bars, as an SVG picture
@@ -108,7 +108,7 @@ fn command() -> ! {
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Hold(args) => hold::run(&args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Launch(args) => launch::run(&args),
         Command::Example(args) => example::run(&args),
         Command::Plot(args) => other_binary::become_it("plot", &args),
