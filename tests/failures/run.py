@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ import redis_work  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.proxy import Proxy  # noqa: E402
 from harness.suite import Suite  # noqa: E402
-from harness.world import MIB, ROOT, built, check, free_port, rampool_binary  # noqa: E402
+from harness.world import MIB, ROOT, TARGET, Failure, built, check, free_port, rampool_binary  # noqa: E402
 
 LOST = 74
 REFUSED = 125
@@ -213,13 +214,12 @@ def forks_and_new_programs_after_a_loss(world, scale):
 
 
 def on_a_disk(world):
-    """A directory whose files are not in memory, or None."""
+    """A new directory whose files are not in memory."""
     for base in (world.dir, TARGET, Path("/var/tmp")):
-        kind = subprocess.run(["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True).stdout.strip()
-        if kind not in ("tmpfs", "ramfs"):
-            room = Path(tempfile.mkdtemp(prefix="rampool-backup-", dir=base))
-            return room
-    return None
+        said = subprocess.run(["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True)
+        if said.stdout.strip() not in ("tmpfs", "ramfs"):
+            return Path(tempfile.mkdtemp(prefix="rampool-backup-", dir=base))
+    raise Failure("no directory here is on a disk")
 
 
 @suite.test()
@@ -241,7 +241,8 @@ def every_server_lost_with_a_backup(world, scale):
                 server.kill()
             early = running.ended()
             outcome = running.finish(scale.pick(900, 300))
-            check(outcome.code == 0 and outcome.faults() > 0, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
+            code = outcome.code
+            check(code == 0 and outcome.faults() > 0, f"{number} servers: it ends with {code}: {outcome.said()}")
             check("all servers may be lost" in outcome.err, f"no line says so: {outcome.said()}")
             check(not early, f"it ended before the servers did: {outcome.said()}")
             check(not list(room.iterdir()), "a file is left")
@@ -257,7 +258,8 @@ def the_backup_is_lost(world, scale):
     try:
         server = world.serve("900M")
         running = steady(world, [server], options=["--memory", "800M", "--backup", room])
-        [backup] = [pid for pid in procs.descendants(running.process.pid) if b"--disk" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        words = lambda pid: Path(f"/proc/{pid}/cmdline").read_bytes()
+        [backup] = [pid for pid in procs.descendants(running.process.pid) if b"--disk" in words(pid)]
         os.kill(backup, signal.SIGKILL)
         time.sleep(2)
         check(not running.ended(), f"it ended with its backup: {running.said()}")
@@ -266,11 +268,13 @@ def the_backup_is_lost(world, scale):
         check(" should be " not in running.finish(60).err, "wrong data")
         for wrong, why in (("/dev/shm", "in memory"), ("/no/such", "no/such"), ("/var/tmp=1X", "DIR=SIZE")):
             outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--backup", wrong])
-            check(outcome.code in (2, 125) and why in outcome.err, f"{wrong}: it ends with {outcome.code}: {outcome.said()}")
+            refused = outcome.code in (2, 125) and why in outcome.err
+            check(refused, f"{wrong}: it ends with {outcome.code}: {outcome.said()}")
         # Without a server the pages themselves are there.
         argv = [built("torture"), scale.seed % (1 << 30), 8192, 2, 500, 5]
         outcome = world.run(argv, local=10 * MIB, options=["--backup", f"{room}=512M"])
-        check(outcome.code == 0 and outcome.faults() > 0 and "the disk of" in outcome.err, f"it ends with {outcome.code}: {outcome.said()}")
+        right = outcome.code == 0 and outcome.faults() > 0 and "the disk of" in outcome.err
+        check(right, f"it ends with {outcome.code}: {outcome.said()}")
     finally:
         shutil.rmtree(room, ignore_errors=True)
 

@@ -79,13 +79,13 @@ pub struct Options {
     #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
     memory: Option<ByteLen>,
 
-    /// On how many servers each page lies: 1, or 2, so that the program survives the loss of any one server. The
-    /// servers lend twice --memory then [default: 2 where two or more servers have room for that, else 1]
+    /// On how many servers each page lies: 1, or 2, so that the program survives the loss of any one server.
+    /// The servers lend twice --memory then [default: 2 where two or more servers have room for that, else 1]
     #[arg(long, env = "RAMPOOL_COPIES", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
     copies: Option<u8>,
 
-    /// Directory on a disk of this machine that gets a copy of each page, perhaps with the most that copies may
-    /// take there (DIR=64G): all servers may be lost then. Without servers the pages themselves go there
+    /// Directory on a disk of this machine that gets a copy of each page, perhaps with the most that copies
+    /// may take there (DIR=64G): all servers may be lost then. Without servers the pages themselves go there
     /// [default: none; its size: nine tenths of what is free]
     #[arg(long, env = "RAMPOOL_BACKUP", value_name = "DIR[=SIZE]", conflicts_with = "copies")]
     backup: Option<Backup>,
@@ -224,7 +224,8 @@ pub fn run(args: &Args) -> Result<i32> {
     finish(status)
 }
 
-/// A run that is about to begin: its servers are joined and its directory is there, but no program has started.
+/// A run that is about to begin: its servers are joined and its directory is there, but no program has
+/// started.
 pub struct Begun {
     pub run_dir: RunDir,
     pub private: Option<PrivateServer>,
@@ -270,8 +271,8 @@ impl Options {
         }
         let mut libraries = vec![libraries::agent()?];
         if fault_mode != FaultMode::Full || !capabilities.fork_events {
-            // Where the kernel cannot wait for pages in system calls, the agent helps. Where the kernel does not
-            // report forks, a child's agent needs memory apart from the program's heap.
+            // Where the kernel cannot wait for pages in system calls, the agent helps. Where the kernel does
+            // not report forks, a child's agent needs memory apart from the program's heap.
             libraries.push(libraries::agent_io()?);
         }
 
@@ -343,21 +344,7 @@ impl Options {
             }
             result => result,
         }?;
-        if let Some(backup) = self.backup.as_ref().filter(|_| !self.servers.is_empty()) {
-            let directory = backup.directory.display();
-            say_line(&format!(
-                "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be lost"
-            ));
-        } else if self.servers.len() > 1 {
-            say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
-        }
-        for server in pool.lost_servers() {
-            let name = pool.servers().nth(server.as_usize()).unwrap_or_default();
-            let reason = pool.why_lost(server).map(ToString::to_string).unwrap_or_default();
-            say_line(&format!(
-                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it when it is; until then the pages that it is to hold have one copy each"
-            ));
-        }
+        self.say_what_survives(&pool);
 
         let settings = Settings {
             run_dir: run_dir.path().to_owned(),
@@ -378,6 +365,24 @@ impl Options {
         };
         Ok(Begun { run_dir, private, pool, settings, libraries })
     }
+
+    fn say_what_survives(&self, pool: &Pool) {
+        if let Some(backup) = self.backup.as_ref().filter(|_| !self.servers.is_empty()) {
+            let directory = backup.directory.display();
+            say_line(&format!(
+                "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be lost"
+            ));
+        } else if self.servers.len() > 1 {
+            say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
+        }
+        for server in pool.lost_servers() {
+            let name = pool.servers().nth(server.as_usize()).unwrap_or_default();
+            let reason = pool.why_lost(server).map(ToString::to_string).unwrap_or_default();
+            say_line(&format!(
+                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it when it is; until then the pages that it is to hold have one copy each"
+            ));
+        }
+    }
 }
 
 /// What becomes of the program when a server is lost. `asked`: the number of copies that was asked for.
@@ -391,8 +396,8 @@ fn survives(copies: u8, servers: usize, asked: Option<u8>) -> String {
     }
 }
 
-/// The default lease: what the amounts named with the servers make with so many copies, and at least a sensible
-/// amount if one of them names none.
+/// The default lease: what the amounts named with the servers make with so many copies, and at least a
+/// sensible amount if one of them names none.
 pub fn wanted(servers: &[ServerSpec], local: ByteLen, copies: u8) -> ByteLen {
     let named = servers.iter().filter_map(|s| s.memory).fold(0u64, |sum, m| sum.saturating_add(m.0));
     let all_named = servers.iter().all(|s| s.memory.is_some());

@@ -64,8 +64,8 @@ impl SealedMemory {
         Self::map(fd, bytes, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// As [`SealedMemory::adopt`], to read its first `bytes` bytes only: a write is a SIGSEGV. Not locked into
-    /// RAM, also where the process locks all that it maps (`mlockall`): most of it may never be touched.
+    /// As [`SealedMemory::adopt`], to read its first `bytes` bytes only: a write is a SIGSEGV. Not locked
+    /// into RAM, also where the process locks all that it maps (`mlockall`): most of it may never be touched.
     ///
     /// # Errors
     /// [`SealedError`].
@@ -80,8 +80,8 @@ impl SealedMemory {
         if rc == 0 { Ok(memory) } else { Err(failed(last_errno())) }
     }
 
-    /// A file of this process's own: nobody else may shrink it. Who touches a page that its file system has no
-    /// room for is killed by SIGBUS ([`take_room`]).
+    /// A file of this process's own: nobody else may shrink it. Who touches a page that its file system has
+    /// no room for is killed by SIGBUS ([`take_room`]).
     ///
     /// # Errors
     /// [`SealedError::Kernel`].
@@ -208,7 +208,8 @@ pub fn give_back(fd: BorrowedFd<'_>, offset: usize, bytes: usize) -> Result<(), 
         return Err(libc::EFBIG);
     };
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: changes a file, whose content its owner has given up; only raw pointers lead into mappings of it.
+    // SAFETY: changes a file, whose content its owner has given up; only raw pointers lead into mappings of
+    // it.
     let rc = unsafe { libc::fallocate(fd.as_raw_fd(), how, offset, len) };
     if rc == 0 { Ok(()) } else { Err(last_errno()) }
 }

@@ -7,8 +7,8 @@
 //! to what it lends. Every process that knows the servers, their weights and the stripe length computes the
 //! same places; a forked child or a second member of a lease needs nothing else.
 //!
-//! With two copies each stripe has a *home* and a *copy*, always two servers. The home is where it is with one
-//! copy. The copy's distance grows with each round through the servers, so that the load of a lost server
+//! With two copies each stripe has a *home* and a *copy*, always two servers. The home is where it is with
+//! one copy. The copy's distance grows with each round through the servers, so that the load of a lost server
 //! spreads over all that are left:
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //! With unequal weights the rounds are longer, and a server has as many copies as homes in each of them. No
 //! server may have more than half of all weight then: it would have to hold both copies of a page.
 //!
-//! Or the last server is a *backup* ([`Placement::with_backup`]): it has the copy of each page and is the home
-//! of none, so that it is read only where the home is lost.
+//! Or the last server is a *backup* ([`Placement::with_backup`]): it has the copy of each page and is the
+//! home of none, so that it is read only where the home is lost.
 //!
 //! It never knows whether a server is alive, never moves a page, and never looks at bytes.
 
@@ -131,8 +131,8 @@ impl Placement {
         Ok(Self::of(&holders, stripe_pages))
     }
 
-    /// As [`Placement::new`] with one copy on all servers but the last, which has the other copy of each page.
-    /// Its weight does not count.
+    /// As [`Placement::new`] with one copy on all servers but the last, which has the other copy of each
+    /// page. Its weight does not count.
     pub fn with_backup(weights: &[u64], stripe_pages: u32) -> Result<Self, PlacementError> {
         let (_, others) = weights.split_last().ok_or(PlacementError::NoServers)?;
         let one = Self::new(others, stripe_pages, 1)?;

@@ -165,8 +165,8 @@ pub struct Args {
     #[serde(skip)]
     until_stdin_closes: bool,
 
-    /// Keep what is lent in a file on a disk, below this directory, instead of memory. The file has no name, and
-    /// goes with the server [default: in memory]
+    /// Keep what is lent in a file on a disk, below this directory, instead of memory. The file has no name,
+    /// and goes with the server [default: in memory]
     #[arg(long, env = "RAMPOOL_SERVE_DISK", value_name = "DIR")]
     #[serde(default)]
     disk: Option<PathBuf>,
