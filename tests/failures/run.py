@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ import redis_work  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.proxy import Proxy  # noqa: E402
 from harness.suite import Suite  # noqa: E402
-from harness.world import MIB, ROOT, built, check, free_port, rampool_binary  # noqa: E402
+from harness.world import MIB, ROOT, TARGET, Failure, built, check, free_port, rampool_binary  # noqa: E402
 
 LOST = 74
 REFUSED = 125
@@ -210,6 +211,72 @@ def forks_and_new_programs_after_a_loss(world, scale):
         outcome = running.finish(180)
         check(outcome.code == 0, f"{how}: it ends with {outcome.code}: {outcome.said()}")
         scale.note(f"{how}: {outcome.wall:.2f} s")
+
+
+def on_a_disk(world):
+    """A new directory whose files are not in memory."""
+    for base in (world.dir, TARGET, Path("/var/tmp")):
+        said = subprocess.run(["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True)
+        if said.stdout.strip() not in ("tmpfs", "ramfs"):
+            return Path(tempfile.mkdtemp(prefix="rampool-backup-", dir=base))
+    raise Failure("no directory here is on a disk")
+
+
+@suite.test()
+def every_server_lost_with_a_backup(world, scale):
+    """One lender and a disk are as safe as two lenders: a server dies, is used again, and dies for good."""
+    room = on_a_disk(world)
+    try:
+        for number in scale.pick((1, 2), (1,)):
+            servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
+            steps = scale.pick(20000, 4000)
+            argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, scale.pick(60, 20)]
+            options = ["--memory", "800M", "--backup", f"{room}=1G"]
+            running = world.start(argv, local=10 * MIB, servers=servers, options=options)
+            running.managed_pids(timeout=60)
+            time.sleep(1)
+            servers[0] = restart(world, servers[0])
+            wait_until("two copies again", lambda: AGAIN in running.said() or running.ended(), 60)
+            for server in servers:
+                server.kill()
+            early = running.ended()
+            outcome = running.finish(scale.pick(900, 300))
+            code = outcome.code
+            check(code == 0 and outcome.faults() > 0, f"{number} servers: it ends with {code}: {outcome.said()}")
+            check("all servers may be lost" in outcome.err, f"no line says so: {outcome.said()}")
+            check(not early, f"it ended before the servers did: {outcome.said()}")
+            check(not list(room.iterdir()), "a file is left")
+            scale.note(f"{number} servers: {outcome.wall:.1f} s")
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+@suite.test()
+def the_backup_is_lost(world, scale):
+    """As any server: the program goes on with the others."""
+    room = on_a_disk(world)
+    try:
+        server = world.serve("900M")
+        running = steady(world, [server], options=["--memory", "800M", "--backup", room])
+        words = lambda pid: Path(f"/proc/{pid}/cmdline").read_bytes()
+        [backup] = [pid for pid in procs.descendants(running.process.pid) if b"--disk" in words(pid)]
+        os.kill(backup, signal.SIGKILL)
+        time.sleep(2)
+        check(not running.ended(), f"it ended with its backup: {running.said()}")
+        check("is lost" in running.said(), f"no line says so: {running.said()}")
+        running.process.send_signal(signal.SIGKILL)
+        check(" should be " not in running.finish(60).err, "wrong data")
+        for wrong, why in (("/dev/shm", "in memory"), ("/no/such", "no/such"), ("/var/tmp=1X", "DIR=SIZE")):
+            outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--backup", wrong])
+            refused = outcome.code in (2, 125) and why in outcome.err
+            check(refused, f"{wrong}: it ends with {outcome.code}: {outcome.said()}")
+        # Without a server the pages themselves are there.
+        argv = [built("torture"), scale.seed % (1 << 30), 8192, 2, 500, 5]
+        outcome = world.run(argv, local=10 * MIB, options=["--backup", f"{room}=512M"])
+        right = outcome.code == 0 and outcome.faults() > 0 and "the disk of" in outcome.err
+        check(right, f"it ends with {outcome.code}: {outcome.said()}")
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
 
 
 AGAIN = "every page has 2 copies again"

@@ -47,7 +47,9 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rampool_paging::placement::{Holders, Placement, ServerIndex, Shortage, Want, apportion, share_copies};
+use rampool_paging::placement::{
+    Holders, Placement, ServerIndex, Shortage, Want, apportion, share_copies, share_with_backup,
+};
 use rampool_wire::frame::{
     AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MAX_PAGE_INDEX, MemberId, Opcode, OpenLease,
     RegionId, Status, parse_message,
@@ -230,10 +232,11 @@ impl Pool {
         }
         let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
         pool.ticket.copies = match config.copies {
-            Copies::Two => 2,
+            Copies::Two | Copies::WithBackup => 2,
             Copies::TwoIfTheyFit if servers.len() > 1 => 2,
             Copies::One | Copies::TwoIfTheyFit => 1,
         };
+        pool.ticket.backup = config.copies == Copies::WithBackup;
         let mut shared = pool.lease_shares(config, reach, servers, bytes, name, &mut granted);
         let too_little = matches!(
             shared,
@@ -247,7 +250,7 @@ impl Pool {
         // With one copy there is none without it.
         let needed = down.filter(|_| pool.ticket.copies < 2);
         match shared.and_then(|()| needed.map_or(Ok(()), Err)) {
-            Ok(()) => pool.settle(config, servers, granted),
+            Ok(()) => pool.settle(servers, granted),
             Err(error) => {
                 // What others have granted would lie idle for the grace time.
                 let is_leased =
@@ -288,8 +291,12 @@ impl Pool {
             servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
         // Each round but the last learns of one server's limit.
         'shares: loop {
-            let shares = share_copies(bytes.pages(), self.ticket.copies, &wants)
-                .map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
+            let shares = if self.ticket.backup {
+                share_with_backup(bytes.pages(), &wants)
+            } else {
+                share_copies(bytes.pages(), self.ticket.copies, &wants)
+            };
+            let shares = shares.map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
             for (i, share) in shares.iter().enumerate() {
                 let share = ByteLen::from_pages(*share).0;
                 let refused = match &mut granted[i] {
@@ -376,7 +383,7 @@ impl Pool {
             }
             pool.leased.push(0);
         }
-        pool.use_placement(Placement::new(&ticket.weights(), ticket.stripe_pages, ticket.copies)?);
+        pool.use_placement(ticket.placement()?);
         for (i, _) in ticket.parts.iter().enumerate().filter(|(_, part)| !part.is_leased()) {
             pool.has_no_lease(i);
         }
@@ -498,7 +505,12 @@ impl Pool {
             shell: Shell::new(Instant::now()),
             placement: Placement::new(&[1], config.stripe_pages, 1)?,
             regions: Vec::new(),
-            ticket: LeaseTicket { stripe_pages: config.stripe_pages, copies: 1, parts: Vec::new() },
+            ticket: LeaseTicket {
+                stripe_pages: config.stripe_pages,
+                copies: 1,
+                backup: false,
+                parts: Vec::new(),
+            },
             leased: Vec::new(),
             reach: reach.clone(),
             name: name.to_owned(),
@@ -591,12 +603,7 @@ impl Pool {
     }
 
     /// Drops servers that were not needed and fixes the placement.
-    fn settle(
-        mut self,
-        config: &PoolConfig,
-        servers: &[ServerSpec],
-        granted: Vec<Option<Granted>>,
-    ) -> Result<Self, ConnectError> {
+    fn settle(mut self, servers: &[ServerSpec], granted: Vec<Option<Granted>>) -> Result<Self, ConnectError> {
         let is_needed =
             |granted: &Option<Granted>| granted.as_ref().is_some_and(|granted| granted.lease_bytes > 0);
         self.shell.client.retain(|server| is_needed(&granted[server.as_usize()]));
@@ -620,8 +627,7 @@ impl Pool {
             self.leased.push(granted.lease_bytes);
             self.shell.servers.push(server);
         }
-        let placement = Placement::new(&self.ticket.weights(), config.stripe_pages, self.ticket.copies)?;
-        self.use_placement(placement);
+        self.use_placement(self.ticket.placement()?);
         let parts = 0..self.ticket.parts.len();
         for index in parts.filter(|index| !self.ticket.parts[*index].is_leased()).collect::<Vec<_>>() {
             let place = later_place(&self.reach, &self.ticket.parts[index], &self.name);
