@@ -177,7 +177,7 @@ PROGRAMS = [
     java("Serial", (3, None), bound=(20, 40)),
     java("Parallel", (None, None), bound=(20, 45)),
     java("G1", (3, None), bound=(20, 30)),
-    java("Z", (3, None), bound=(5, 35), stays="its heap is shared memory"),
+    java("Z", (3, None), bound=(15, 35), stays="its heap is shared memory"),
     java("Shenandoah", (None, None), bound=(40, 100)),
     Program(
         "Node",
