@@ -86,6 +86,7 @@ PARTS = {
     "stream-1g": (PAGED, 180),
     "fit": (PAGED, 150),
     "programs": (PAGED, 1800),
+    "world": (PAGED, 1500),
     "miss": (PAGED, 900),
     "redundancy": ((*PAGED, "copies"), 600),
     "server": (DIRECT, 40),
