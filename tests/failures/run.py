@@ -142,7 +142,8 @@ def hurt(server, how):
 
 
 def survives(world, scale, argv, number, how, after_s, *, local=16 * MIB, env=None):
-    """Runs a program on `number` servers, one of which is hurt in the middle: sooner where it has ended before. Returns what the program wrote."""
+    """Runs a program on `number` servers, one of which is hurt in the middle: sooner where it has ended before.
+    Returns what the program wrote."""
     for _ in range(6):
         outcome = is_hurt(world, scale, argv, number, how, after_s, local=local, env=env)
         if outcome is not None:
