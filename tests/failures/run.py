@@ -173,7 +173,8 @@ def is_hurt(world, scale, argv, number, how, after_s, *, local, env):
         return None
     told = any(f"server {victim.address} {what}" in outcome.err for what in ("is lost", "does not answer"))
     # A program that ends soon may do so before anything is noticed.
-    check(told or how == "paused" or time.monotonic() - since < 4, f"{what}: no line names {victim.address}: {outcome.said()}")
+    in_time = told or how == "paused" or time.monotonic() - since < 4
+    check(in_time, f"{what}: no line names {victim.address}: {outcome.said()}")
     return outcome
 
 
