@@ -231,24 +231,37 @@ def every_server_lost_with_a_backup(world, scale):
     try:
         for number in scale.pick((1, 2), (1,)):
             servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
-            steps = scale.pick(20000, 4000)
-            argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, scale.pick(60, 20)]
-            options = ["--memory", "800M", "--backup", f"{room}=1G"]
-            running = world.start(argv, local=10 * MIB, servers=servers, options=options)
-            running.managed_pids(timeout=60)
-            time.sleep(1)
+            options = ["--backup", f"{room}=1G"]
+            running = steady(world, servers, options=options)
+            check("all servers may be lost" in running.said(), f"no line says so: {running.said()}")
             servers[0] = restart(world, servers[0])
             wait_until("two copies again", lambda: AGAIN in running.said() or running.ended(), 60)
             for server in servers:
                 server.kill()
+            time.sleep(2)
+            check(not running.ended(), f"{number} servers: it ended with the last of them: {running.said()}")
+            running.process.send_signal(signal.SIGKILL)
+            outcome = running.finish(60)
+            check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+            check(not list(room.iterdir()), "a file is left")
+        # Threads and forks, every byte checked. Longer until the loss is within the run.
+        steps = scale.pick(60000, 12000)
+        for _ in range(5):
+            server = world.serve("900M")
+            argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, 20]
+            running = world.start(argv, local=10 * MIB, servers=[server], options=["--memory", "800M", *options])
+            running.managed_pids(timeout=60)
+            time.sleep(0.5)
+            server.kill()
             early = running.ended()
             outcome = running.finish(scale.pick(900, 300))
             code = outcome.code
-            check(code == 0 and outcome.faults() > 0, f"{number} servers: it ends with {code}: {outcome.said()}")
-            check("all servers may be lost" in outcome.err, f"no line says so: {outcome.said()}")
-            check(not early, f"it ended before the servers did: {outcome.said()}")
-            check(not list(room.iterdir()), "a file is left")
-            scale.note(f"{number} servers: {outcome.wall:.1f} s")
+            check(code == 0 and outcome.faults() > 0, f"it ends with {code}: {outcome.said()}")
+            scale.note(f"{steps} steps: {outcome.wall:.1f} s{', too short' if early else ''}")
+            if not early:
+                return
+            steps *= 3
+        check(False, "torture always ended before its server")
     finally:
         shutil.rmtree(room, ignore_errors=True)
 
@@ -259,7 +272,7 @@ def the_backup_is_lost(world, scale):
     room = on_a_disk(world)
     try:
         server = world.serve("900M")
-        running = steady(world, [server], options=["--memory", "800M", "--backup", room])
+        running = steady(world, [server], options=["--backup", room])
         words = lambda pid: Path(f"/proc/{pid}/cmdline").read_bytes()
         [backup] = [pid for pid in procs.descendants(running.process.pid) if b"--disk" in words(pid)]
         os.kill(backup, signal.SIGKILL)
