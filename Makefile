@@ -44,10 +44,11 @@ test-python: wheel ## run the Python package's tests, types and examples, with D
 	@scripts/setup.sh test-python
 	@python3 tests/python/run.py
 
-test-programs: ## run the real programs at full size (needs about 8 GB of memory)
+test-programs: ## run the world's programs at 50 % and 25 % of their memory, then ours at full size (needs about 8 GB; ONLY=NAME: one of the world's)
 	@scripts/setup.sh test
 	@$(CARGO) build --workspace --release --quiet
-	@python3 tests/programs/run.py
+	@python3 bench/world.py $(if $(ONLY),--only "$(ONLY)")
+	@$(if $(ONLY),,python3 tests/programs/run.py)
 
 test-rdma: ## test RDMA without a card: soft-RoCE in an emulated machine (on Debian; about 5 minutes, longer the first time)
 	@scripts/setup.sh test-rdma

@@ -39,11 +39,11 @@ class Report:
         print(f"  {text}", flush=True)
         self.all["notes"].append(text)
 
-    def series(self, name, unit, samples):
+    def series(self, name, unit, samples, **parameters):
         low, median, high = quartiles(samples)
         print(f"  {name:<66} {median:.4g} {unit} ({low:.4g} to {high:.4g})", flush=True)
         self.all["series"].append(
-            {"name": name, "unit": unit, "parameters": {}, "median": median, "low": low, "high": high, "samples": samples}
+            {"name": name, "unit": unit, "parameters": parameters, "median": median, "low": low, "high": high, "samples": samples}
         )
 
     def ratio(self, name, values, reach=None):

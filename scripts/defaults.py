@@ -53,6 +53,11 @@ SETTINGS = {
         "crates/paging/src/placement.rs": ["DEFAULT_STRIPE_PAGES"],
         "crates/session/src/session.rs": ["BULK_WINDOW_BYTES", "LINK_QUEUE_BYTES"],
     },
+    "copies": {
+        "crates/session/src/copies.rs": ["PIECES", "PIECE_PAGES", "PASS"],
+        "crates/session/src/pace.rs": ["CALM", "LOWEST", "HIGHEST", "LONGEST_PAUSE", "LATE_QUARTERS", "WINDOW", "MOST_PATIENCE", "ENOUGH"],
+        "crates/session/src/session.rs": ["SPARE_SILENCE", "SPARE_SLOWEST", "MOST_SPARE_SILENCE", "SUSPICION", "SLOWEST"],
+    },
     "sharing": {
         "crates/sharing/src/config.rs": ["impl Default for Tuning"],
         "crates/sharing/src/channel.rs": ["impl Default for ChannelConfig"],
@@ -67,6 +72,7 @@ ALSO = {
     "waiting": "looks for what comes next while most comes soon, and sleeps otherwise",
     "paging": "pages of the private store are read in place",
     "servers": "clients on the same machine use shared memory",
+    "copies": "",
     "sharing": "",
 }
 
@@ -80,8 +86,9 @@ PARTS = {
     "stream-1g": (PAGED, 180),
     "fit": (PAGED, 150),
     "programs": (PAGED, 1800),
+    "world": (PAGED, 1500),
     "miss": (PAGED, 900),
-    "redundancy": (PAGED, 600),
+    "redundancy": ((*PAGED, "copies"), 600),
     "server": (DIRECT, 40),
     "direct": (DIRECT, 90),
     "exposed": (DIRECT, 20),

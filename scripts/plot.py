@@ -67,7 +67,7 @@ PAPER_LINE_RATE_GB = 0.125
 
 # What the tables show of a sweep whose plot has all of it.
 PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 64, 2048), (1, 2, 4, 7), (1, 64, 1024, 4096)
-SWEPT = ("pages", "clients", "time", "predict", "papers", "payload")
+SWEPT = ("pages", "clients", "time", "predict", "papers", "payload", "world")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
 LEFT_OUT = re.compile(
@@ -89,6 +89,7 @@ FOLLOWS = {
     "tenants": r"p99 .*, now against before",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
     "openmpi": r".*, OpenMPI",
+    "world": r".* local: rampool / native",
     "shared": r"(raw|floor|plain messages|plain TCP) .*",
 }
 
@@ -361,6 +362,39 @@ def papers_table(data):
     return grid(dict.fromkeys(row for row, _ in cells), protocols, cells, "speed-up (S4's)")
 
 
+def world_table(data):
+    """The world's programs at a half and a quarter of their peak, and those that were left out."""
+    runs = {}
+    for one in data["series"]:
+        if one["parameters"].get("experiment") == "world":
+            runs.setdefault(one["parameters"]["program"], {})[one["parameters"]["what"]] = one
+    reaches = {ratio["name"]: ratio for ratio in data["ratios"]}
+    cells = {}
+    for program, by in runs.items():
+        native = by["native"]
+        said = native["parameters"]
+        cells[program, "native"] = f"{short(native['median'])} s, {short(said['peak_mib'])} MiB"
+        for what in ("50%", "25%"):
+            if what in by:
+                reach = reaches.get(f"{program}, {what} local: rampool / native")
+                cells[program, what], cells[program, f"held, {what}"] = world_cells(native, by[what], reach)
+        cells[program, "bounds"] = ", ".join(map(str, said["bound"]))
+        same = f"same; {said['stays']}" if said["stays"] else "same"
+        cells[program, "answers"] = f"**{said['wrong']}**" if said["wrong"] else same
+    cells |= {(program, "answers"): why for program, why in data.get("left_out", {}).items()}
+    columns = ["native", "50%", "held, 50%", "25%", "held, 25%", "bounds", "answers"]
+    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU") if cells else []
+
+
+def world_cells(native, paged, reach):
+    """How many times its native time and processor time a program took, and what it held of its budget."""
+    said, cpu = paged["parameters"], sum(native["parameters"]["cpu_s"])
+    times = ratio_cell(reach) if reach else short(paged["median"] / native["median"])
+    if cpu > 0.1:
+        times += f", {short(sum(said['cpu_s']) / cpu)}"
+    return times, f"{short(said['lasting_mib'])} of {short(said['local_mib'])}"
+
+
 def register_runs(data):
     """Throughput by registrar, way and payload, in the order in which they were measured."""
     runs = {}
@@ -407,6 +441,7 @@ def figures(data, said, name):
     tables = figure_tables(ratios, grids, ratio_cell, "figure", unnamed)
     tables += figure_tables(plain, grids, series_cell, "measured", unnamed)
     swept = (pages_table, paper_line, clients_table, time_table, predict_table, papers_table, payload_table)
+    swept += (world_table,)
     for table in (*tables, *(make(data) for make in swept)):
         lines += [*table, ""] if table else []
     for note in data["notes"]:

@@ -42,6 +42,23 @@ class Tables(unittest.TestCase):
     def test_two_of_one_name_share_a_row(self):
         self.assertEqual(self.tables("c", "c")[0][2:], ["| c | 1, 1 |"])
 
+    def test_a_program_has_its_ratios_its_bounds_and_what_was_wrong(self):
+        said = {"experiment": "world", "program": "xz", "bound": [4, 20], "peak_mib": 40}
+        said |= {"stays": None}
+        half = said | {"what": "50%", "cpu_s": [3], "lasting_mib": 20, "local_mib": 20, "wrong": None}
+        native = said | {"what": "native", "cpu_s": [2], "wrong": "at 25% no end in 90 s"}
+        series = [{"median": 2, "parameters": native}, {"median": 5, "parameters": half}]
+        reach = ratio("xz, 50% local: rampool / native", 2.5, 2.5, 2.5, "<= 2", False)
+        table = plot.world_table({"series": series, "ratios": [reach], "left_out": {"R": "not here"}})
+        self.assertEqual(
+            table[2:],
+            [
+                "| xz | 2 s, 40 MiB | **2.5** [<=2], 1.5 | 20 of 20 |  |  | 4, 20 | "
+                "**at 25% no end in 90 s** |",
+                "| R |  |  |  |  |  |  | not here |",
+            ],
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

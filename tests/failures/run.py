@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ import redis_work  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.proxy import Proxy  # noqa: E402
 from harness.suite import Suite  # noqa: E402
-from harness.world import MIB, ROOT, built, check, free_port, rampool_binary  # noqa: E402
+from harness.world import MIB, ROOT, TARGET, Failure, built, check, free_port, rampool_binary  # noqa: E402
 
 LOST = 74
 REFUSED = 125
@@ -141,7 +142,18 @@ def hurt(server, how):
 
 
 def survives(world, scale, argv, number, how, after_s, *, local=16 * MIB, env=None):
-    """Runs a program on `number` servers, one of which is hurt in the middle. Returns what the program wrote."""
+    """Runs a program on `number` servers, one of which is hurt in the middle: sooner where it has ended before.
+    Returns what the program wrote."""
+    for _ in range(6):
+        outcome = is_hurt(world, scale, argv, number, how, after_s, local=local, env=env)
+        if outcome is not None:
+            return outcome
+        after_s /= 2
+    check(False, f"{number} servers, one {how}: the program always ended before")
+
+
+def is_hurt(world, scale, argv, number, how, after_s, *, local, env):
+    """None: the program had ended before."""
     servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
     running = world.start(argv, local=local, servers=servers, env=env, options=["--memory", "800M"])
     running.managed_pids(timeout=60)
@@ -156,10 +168,13 @@ def survives(world, scale, argv, number, how, after_s, *, local=16 * MIB, env=No
     check("2 copies of each page" in outcome.err, f"{what}: no line says that there are two copies: {outcome.said()}")
     found = re.search(r"absent (\d+)", outcome.err)
     check(outcome.faults() > 0 and (not found or int(found.group(1)) > 0), f"{what}: no page left: the test shows nothing\n{outcome.said()}")
+    scale.note(f"{what}: {outcome.wall:.2f} s{', too late' if early else ''}")
+    if early:
+        return None
     told = any(f"server {victim.address} {what}" in outcome.err for what in ("is lost", "does not answer"))
     # A program that ends soon may do so before anything is noticed.
-    check(told or how == "paused" or early or time.monotonic() - since < 4, f"{what}: no line names {victim.address}: {outcome.said()}")
-    scale.note(f"{what}: {outcome.wall:.2f} s{', said' if told else ''}{', too late' if early else ''}")
+    in_time = told or how == "paused" or time.monotonic() - since < 4
+    check(in_time, f"{what}: no line names {victim.address}: {outcome.said()}")
     return outcome
 
 
@@ -198,6 +213,85 @@ def forks_and_new_programs_after_a_loss(world, scale):
         outcome = running.finish(180)
         check(outcome.code == 0, f"{how}: it ends with {outcome.code}: {outcome.said()}")
         scale.note(f"{how}: {outcome.wall:.2f} s")
+
+
+def on_a_disk(world):
+    """A new directory whose files are not in memory."""
+    for base in (world.dir, TARGET, Path("/var/tmp")):
+        said = subprocess.run(["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True)
+        if said.stdout.strip() not in ("tmpfs", "ramfs"):
+            return Path(tempfile.mkdtemp(prefix="rampool-backup-", dir=base))
+    raise Failure("no directory here is on a disk")
+
+
+@suite.test()
+def every_server_lost_with_a_backup(world, scale):
+    """One lender and a disk are as safe as two lenders: a server dies, is used again, and dies for good."""
+    room = on_a_disk(world)
+    try:
+        for number in scale.pick((1, 2), (1,)):
+            servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
+            options = ["--backup", f"{room}=1G"]
+            running = steady(world, servers, options=options)
+            check("all servers may be lost" in running.said(), f"no line says so: {running.said()}")
+            servers[0] = restart(world, servers[0])
+            wait_until("two copies again", lambda: AGAIN in running.said() or running.ended(), 60)
+            for server in servers:
+                server.kill()
+            time.sleep(2)
+            check(not running.ended(), f"{number} servers: it ended with the last of them: {running.said()}")
+            running.process.send_signal(signal.SIGKILL)
+            outcome = running.finish(60)
+            check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+            check(not list(room.iterdir()), "a file is left")
+        # Threads and forks, every byte checked. Longer until the loss is within the run.
+        steps = scale.pick(60000, 12000)
+        for _ in range(5):
+            server = world.serve("900M")
+            argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, 20]
+            running = world.start(argv, local=10 * MIB, servers=[server], options=["--memory", "800M", *options])
+            running.managed_pids(timeout=60)
+            time.sleep(0.5)
+            server.kill()
+            early = running.ended()
+            outcome = running.finish(scale.pick(900, 300))
+            code = outcome.code
+            check(code == 0 and outcome.faults() > 0, f"it ends with {code}: {outcome.said()}")
+            scale.note(f"{steps} steps: {outcome.wall:.1f} s{', too short' if early else ''}")
+            if not early:
+                return
+            steps *= 3
+        check(False, "torture always ended before its server")
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+@suite.test()
+def the_backup_is_lost(world, scale):
+    """As any server: the program goes on with the others."""
+    room = on_a_disk(world)
+    try:
+        server = world.serve("900M")
+        running = steady(world, [server], options=["--backup", room])
+        words = lambda pid: Path(f"/proc/{pid}/cmdline").read_bytes()
+        [backup] = [pid for pid in procs.descendants(running.process.pid) if b"--disk" in words(pid)]
+        os.kill(backup, signal.SIGKILL)
+        time.sleep(2)
+        check(not running.ended(), f"it ended with its backup: {running.said()}")
+        check("is lost" in running.said(), f"no line says so: {running.said()}")
+        running.process.send_signal(signal.SIGKILL)
+        check(" should be " not in running.finish(60).err, "wrong data")
+        for wrong, why in (("/dev/shm", "in memory"), ("/no/such", "no/such"), ("/var/tmp=1X", "DIR=SIZE")):
+            outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--backup", wrong])
+            refused = outcome.code in (2, 125) and why in outcome.err
+            check(refused, f"{wrong}: it ends with {outcome.code}: {outcome.said()}")
+        # Without a server the pages themselves are there.
+        argv = [built("torture"), scale.seed % (1 << 30), 8192, 2, 500, 5]
+        outcome = world.run(argv, local=10 * MIB, options=["--backup", f"{room}=512M"])
+        right = outcome.code == 0 and outcome.faults() > 0 and "the disk of" in outcome.err
+        check(right, f"it ends with {outcome.code}: {outcome.said()}")
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
 
 
 AGAIN = "every page has 2 copies again"

@@ -103,16 +103,17 @@ def free_port():
             return s.getsockname()[1]
 
 
-LASTING_S = 0.25
+LASTING_S = 0.05
 SAMPLE_S = 0.004
 
 
 class Outcome:
     """How a run ended, and what was seen of it."""
 
-    def __init__(self, code, out, err, wall, peak_rss, peak_anonymous, lasting_anonymous, pids):
+    def __init__(self, code, out, err, wall, usage, peak_anonymous, lasting_anonymous, pids):
         self.code, self.out, self.err, self.wall = code, out, err, wall
-        self.peak_rss, self.pids = peak_rss, pids
+        # Processor time of the program and of all that it, and `rampool run`, waited for.
+        self.peak_rss, self.cpu, self.pids = usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, pids
         # The most memory that a managed process held at any moment, and the most that one held for LASTING_S without a break.
         self.peak_anonymous, self.lasting_anonymous = peak_anonymous, lasting_anonymous
 
@@ -196,9 +197,12 @@ class World:
             time.sleep(0.005)
         return server
 
-    def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None, prepare=lambda: None, stats=None):
+    def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None,
+              prepare=lambda: None, stats=None, before=(), watch=False):
         """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process calls `prepare` first.
-        `stats`: a file for the counters, in place of a summary on standard error."""
+        `stats`: a file for the counters, in place of a summary on standard error.
+        `before`: a command that starts the rest of its command line. `watch`: samples the memory of its
+        processes natively too."""
         number = next(self.numbers)
         out, err = self.dir / f"{number}.out", self.dir / f"{number}.err"
         argv = [str(a) for a in argv]
@@ -207,26 +211,28 @@ class World:
             for server in servers:
                 run += ["--server", server if isinstance(server, str) else server.address]
             argv = run + [str(o) for o in (*self.always, *options)] + ["--"] + argv
+        started = time.monotonic()
         with open(out, "wb") as o, open(err, "wb") as e:
             process = subprocess.Popen(
-                argv, stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,
+                [*before, *argv], stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,
                 start_new_session=True, preexec_fn=lambda: (procs.end_with_parent(), prepare()),
             )
-        return Running(self, process, out, err, local)
+        return Running(self, process, out, err, local, started, watch)
 
     def run(self, argv, timeout=120, **how):
         return self.start(argv, **how).finish(timeout)
 
 
 class Running:
-    """A program that runs. A thread samples how much anonymous memory each of its managed processes holds."""
+    """A program that runs. A thread samples how much anonymous memory each of its managed processes holds;
+    natively, if asked to, each process."""
 
-    def __init__(self, world, process, out, err, local):
+    def __init__(self, world, process, out, err, local, started, watch=False):
         self.world, self.process, self.out, self.err, self.local = world, process, out, err, local
-        self.started = time.monotonic()
+        self.started = started
         self.peaks, self.lasting, self.done = {}, 0, threading.Event()
         self.sampler = None
-        if local is not None:
+        if local is not None or watch:
             self.sampler = threading.Thread(target=self._sample, daemon=True)
             self.sampler.start()
 
@@ -238,9 +244,10 @@ class Running:
             if now - looked > 0.05:
                 looked = now
                 managed = []
-                for pid in procs.descendants(self.process.pid):
+                for pid in [self.process.pid, *procs.descendants(self.process.pid)]:
                     try:
-                        if os.readlink(f"/proc/{pid}/exe") != binary and procs.is_managed(pid):
+                        ours = os.readlink(f"/proc/{pid}/exe") == binary
+                        if not ours and (self.local is None or procs.is_managed(pid)):
                             managed.append(pid)
                     except OSError:
                         pass
@@ -308,4 +315,5 @@ class Running:
         if self.sampler:
             self.sampler.join(10)
         err = self.said()
-        return Outcome(self.process.returncode, self.out, err, wall, usage.ru_maxrss * 1024, max(self.peaks.values(), default=0), self.lasting, list(self.peaks))
+        code, peak = self.process.returncode, max(self.peaks.values(), default=0)
+        return Outcome(code, self.out, err, wall, usage, peak, self.lasting, list(self.peaks))

@@ -42,6 +42,8 @@ use std::path::Path;
 
 use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
 
+use crate::report::without_rampool;
+
 #[cfg(not(test))]
 #[used]
 // SAFETY: the C library calls what stands here once, on the main thread, before `main`; `start` has its
@@ -67,17 +69,23 @@ extern "C" fn start() {
             fork::install_handlers(settings);
             watch::begin(settings, None);
         }
-        // The run is over (a program that outlives it starts another one): nothing to serve from.
+        // The run is over (a program that outlives it starts another one): nothing to serve from. Or a sandbox
+        // hides it, with all others of this user.
         Err(rampool_run::settings::SettingsError::Io { source, .. })
-            if source.kind() == std::io::ErrorKind::NotFound => {}
+            if source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            if let Some(runs) = Path::new(&run_dir).parent().filter(|runs| !runs.exists()) {
+                without_rampool(&format!(
+                    "{} is not there, as in a sandbox with other files",
+                    runs.display()
+                ));
+            }
+        }
         // What is in the run's directory is for its owner alone, and nothing of this process is away yet.
         Err(rampool_run::settings::SettingsError::Io { source, .. })
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
-            let (process, program) = (std::process::id(), report::program_name());
-            report::remark(&format!(
-                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: it belongs to another user than the run"
-            ));
+            without_rampool("it belongs to another user than the run");
         }
         Err(error) => report::end_process(None, &format!("the agent cannot start: {error}")),
     }

@@ -100,3 +100,12 @@ pub fn end_process(settings: Option<&Settings>, reason: &str) -> ! {
         libc::abort()
     }
 }
+
+/// Reports that this process is not managed, and why. None of its memory has left.
+pub fn without_rampool(reason: &str) {
+    let (process, program) = (std::process::id(), program_name());
+    remark(&format!(
+        "rampool: process {process} ({program}) runs without rampool, with all of its memory on this \
+         machine: {reason}"
+    ));
+}

@@ -20,7 +20,7 @@ use rampool_kernel::memory::ResidentCounter;
 use rampool_kernel::thread::SpawnError;
 use rampool_net::key::Key;
 use rampool_pager::fault::{CopyThread, FaultCatcher};
-use rampool_pager::pager::{Pager, PagerError, Waiting};
+use rampool_pager::pager::{Pager, PagerError, Waiting, hold_absent};
 use rampool_pager::region::PagedConfig;
 use rampool_run::fork_fallback::FallbackLine;
 use rampool_run::process_registry::Signature;
@@ -31,7 +31,7 @@ use crate::ending::Ending;
 use crate::exclusion::{self, Transition};
 use crate::line::{self, Inheritance};
 use crate::priority::ThreadPriority;
-use crate::report::end_process;
+use crate::report::{end_process, without_rampool};
 use crate::{faults, report, scan, touch};
 
 /// The stack of the agent's thread.
@@ -257,14 +257,6 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     pager.run(&mut budget_controller);
 }
 
-/// Reports that this process is not managed, and why. None of its memory has left.
-fn without_rampool(reason: &str) {
-    let (process, program) = (std::process::id(), report::program_name());
-    report::remark(&format!(
-        "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: {reason}"
-    ));
-}
-
 fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String> {
     // Making a thread needs the program's heap, which the parent still serves.
     let thread = if faults::inherits_copying() {
@@ -313,23 +305,11 @@ fn start_pager(
     table: Option<(usize, usize)>,
 ) -> Result<(Pager<Pool>, BudgetController), String> {
     let kept_open = inheritance.as_ref().and_then(|inheritance| inheritance.faults.keep_open());
-    // A server may have been leased anew since this program, or the one that it was forked from, began.
-    let ticket = match settings.ticket.copies() {
-        2.. => Settings::read(&settings.run_dir).map_or_else(|_| settings.ticket.clone(), |now| now.ticket),
-        _ => settings.ticket.clone(),
-    };
-    let mut config = PoolConfig::attach(ticket, report::program_name());
-    config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
-    config.compression = settings.compression;
-    config.key = tools.key;
-    config.encryption = settings.encryption;
-    // Not left to the environment: some programs move it into memory of their own, which a forked child has
-    // only with this pool.
-    config.same_host = Some(settings.same_host);
-    if let Some(inheritance) = &inheritance {
-        config.to_adopt(&inheritance.region);
+    let config = pool_config(settings, tools.key, inheritance.as_ref());
+    let stays: Vec<(usize, usize)> = main_block.into_iter().chain(table).collect();
+    if let Some(Ok(faults)) = &tools.faults {
+        hold_growth(faults, &stays);
     }
-    config.without_silent(&Settings::read_silent(&settings.run_dir));
     let mut pool = or_end(settings, Pool::connect(&config));
     let paged = PagedConfig {
         local_bytes: settings.local_bytes,
@@ -361,7 +341,6 @@ fn start_pager(
         // A run that does not know this member keeps its pages for the grace time, no more.
         let _ = signature.joined(&pool.membership());
     }
-    faults::note_faults(&faults);
     let pager = Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats);
     let mut pager = match pager {
         Err(error @ PagerError::Memory(_)) if memory.is_none() => return Err(error.to_string()),
@@ -371,7 +350,7 @@ fn start_pager(
         pager.verify();
     }
     drop(kept_open);
-    for (start, end) in main_block.into_iter().chain(table) {
+    for (start, end) in stays {
         pager.leave_out(start, end);
     }
     if let Some(memory) = memory {
@@ -382,6 +361,41 @@ fn start_pager(
     let controller =
         BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, priority);
     Ok((pager, controller))
+}
+
+/// How this process joins the pool.
+fn pool_config(settings: &Settings, key: Option<Key>, inheritance: Option<&Inheritance>) -> PoolConfig {
+    // A server may have been leased anew since this program, or the one that it was forked from, began.
+    let ticket = match settings.ticket.copies() {
+        2.. => Settings::read(&settings.run_dir).map_or_else(|_| settings.ticket.clone(), |now| now.ticket),
+        _ => settings.ticket.clone(),
+    };
+    let mut config = PoolConfig::attach(ticket, report::program_name());
+    config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
+    config.compression = settings.compression;
+    config.key = key;
+    config.encryption = settings.encryption;
+    // Not left to the environment: some programs move it into memory of their own, which a forked child has
+    // only with this pool.
+    config.same_host = Some(settings.same_host);
+    if let Some(inheritance) = inheritance {
+        config.to_adopt(&inheritance.region);
+    }
+    config.without_silent(&Settings::read_silent(&settings.run_dir));
+    config
+}
+
+/// Joining takes as long as the servers and other programs let it: meanwhile the program does not grow into
+/// the memory that it has mapped. Nothing is away yet, and to join needs no memory of the program's that is
+/// absent: tickets have no names to be resolved.
+fn hold_growth(faults: &FaultCatcher, stays: &[(usize, usize)]) {
+    faults::note_faults(faults);
+    let mut found = Vec::new();
+    // What cannot be read now is not held; taking it over says so.
+    let _ = scan::candidates(|start, end| found.push((start, end)));
+    for (start, end) in found {
+        hold_absent(faults, start, end, stays);
+    }
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {

@@ -39,9 +39,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Hold(hold::Args),
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     Launch(launch::Args),
     Example(example::Args),
     /// Draw where the time of parallel programs went: stacked bars, as an SVG picture
@@ -108,7 +108,7 @@ fn command() -> ! {
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Hold(args) => hold::run(&args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Launch(args) => launch::run(&args),
         Command::Example(args) => example::run(&args),
         Command::Plot(args) => other_binary::become_it("plot", &args),
@@ -177,10 +177,10 @@ mod tests {
             "rampool run --local 1M -- -odd --local",
             "rampool launch -n 2 ls -n 3",
         ] {
-            let (Command::Run(run::Args { command, .. }) | Command::Launch(launch::Args { command, .. })) =
-                parse(line).unwrap().command
-            else {
-                panic!("{line}")
+            let command = match parse(line).unwrap().command {
+                Command::Run(args) => args.command,
+                Command::Launch(args) => args.command,
+                _ => panic!("{line}"),
             };
             assert!(
                 command.len() >= 2

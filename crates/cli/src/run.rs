@@ -1,16 +1,17 @@
 //! `rampool run`: starts an unmodified program in more memory than this machine provides.
 
 pub mod caretaker;
+mod private;
 pub mod redundancy;
 mod shared_memory;
 mod unmanaged;
 
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -26,9 +27,8 @@ use rampool_run::process_registry::ProcessRegistry;
 use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
 
+use self::private::{Backup, PrivateServer};
 use self::redundancy::Redundancy;
 use crate::program::{Found, ProgramError, SHELL};
 use crate::rundir::RunDir;
@@ -79,10 +79,16 @@ pub struct Options {
     #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
     memory: Option<ByteLen>,
 
-    /// On how many servers each page lies: 1, or 2, so that the program survives the loss of any one server. The
-    /// servers lend twice --memory then [default: 2 where two or more servers have room for that, else 1]
+    /// On how many servers each page lies: 1, or 2, so that the program survives the loss of any one server.
+    /// The servers lend twice --memory then [default: 2 where two or more servers have room for that, else 1]
     #[arg(long, env = "RAMPOOL_COPIES", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
     copies: Option<u8>,
+
+    /// Directory on a disk of this machine that gets a copy of each page, perhaps with the most that copies
+    /// may take there (DIR=64G): all servers may be lost then. Without servers the pages themselves go there
+    /// [default: none; its size: nine tenths of what is free]
+    #[arg(long, env = "RAMPOOL_BACKUP", value_name = "DIR[=SIZE]", conflicts_with = "copies")]
+    backup: Option<Backup>,
 
     /// Key file of the pool (see `rampool key`)
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
@@ -218,7 +224,8 @@ pub fn run(args: &Args) -> Result<i32> {
     finish(status)
 }
 
-/// A run that is about to begin: its servers are joined and its directory is there, but no program has started.
+/// A run that is about to begin: its servers are joined and its directory is there, but no program has
+/// started.
 pub struct Begun {
     pub run_dir: RunDir,
     pub private: Option<PrivateServer>,
@@ -249,11 +256,14 @@ impl Options {
     pub fn begin(&self, name: &str, below_full: impl FnOnce() -> Result<()>) -> Result<Begun> {
         let run_dir = RunDir::create().context("cannot create the run's directory")?;
         // The server starts while the machine and the program are examined.
-        let mut private = self
-            .servers
-            .is_empty()
-            .then(|| PrivateServer::start(run_dir.path(), self.memory, self.local))
-            .transpose()?;
+        let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
+        let mut private = match &self.backup {
+            Some(backup) => Some(PrivateServer::on_disk(run_dir.path(), backup, key_file.as_deref())?),
+            None if self.servers.is_empty() => {
+                Some(PrivateServer::in_memory(run_dir.path(), self.memory, self.local)?)
+            }
+            None => None,
+        };
         let capabilities = Capabilities::probe();
         let fault_mode = choose_fault_mode(&capabilities, &self.fault_mode)?;
         if fault_mode != FaultMode::Full {
@@ -261,8 +271,8 @@ impl Options {
         }
         let mut libraries = vec![libraries::agent()?];
         if fault_mode != FaultMode::Full || !capabilities.fork_events {
-            // Where the kernel cannot wait for pages in system calls, the agent helps. Where the kernel does not
-            // report forks, a child's agent needs memory apart from the program's heap.
+            // Where the kernel cannot wait for pages in system calls, the agent helps. Where the kernel does
+            // not report forks, a child's agent needs memory apart from the program's heap.
             libraries.push(libraries::agent_io()?);
         }
 
@@ -270,12 +280,18 @@ impl Options {
         let mut bytes = self.memory;
         if let Some(server) = &mut private {
             server.wait_until_ready(run_dir.path())?;
-            say_line(&format!(
-                "rampool: no --server given: pages go to a private server on this machine (at most {}, compressed)",
-                server.memory
-            ));
             servers.push(server.spec.clone());
-            bytes = Some(server.memory);
+            if self.servers.is_empty() {
+                let to = match &self.backup {
+                    Some(backup) => format!("the disk of {}", backup.directory.display()),
+                    None => "a private server on this machine".to_owned(),
+                };
+                let most = server.memory;
+                say_line(&format!(
+                    "rampool: no --server given: pages go to {to} (at most {most}, compressed)"
+                ));
+                bytes = bytes.or(Some(server.memory));
+            }
         }
         let is_stated = bytes.is_some();
         let bytes = bytes.unwrap_or_else(|| wanted(&servers, self.local, self.copies.unwrap_or(1)));
@@ -298,6 +314,7 @@ impl Options {
         config.op_deadline = Duration::from_millis(self.op_deadline_ms);
         config.compression = self.compression;
         config.copies = match self.copies {
+            _ if self.backup.is_some() && !self.servers.is_empty() => Copies::WithBackup,
             Some(2) => Copies::Two,
             Some(_) => Copies::One,
             None => Copies::TwoIfTheyFit,
@@ -312,7 +329,6 @@ impl Options {
             ..Default::default()
         }
         .cache_config()?;
-        let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
         let pool = match connect(&config, Duration::from_secs(1)) {
             Err(ConnectError::TooLittle { wanted, missing, .. })
                 if !is_stated && wanted.0 - missing.0 >= LEAST_LEASE =>
@@ -328,16 +344,7 @@ impl Options {
             }
             result => result,
         }?;
-        if self.servers.len() > 1 {
-            say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
-        }
-        for server in pool.lost_servers() {
-            let name = pool.servers().nth(server.as_usize()).unwrap_or_default();
-            let reason = pool.why_lost(server).map(ToString::to_string).unwrap_or_default();
-            say_line(&format!(
-                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it when it is; until then the pages that it is to hold have one copy each"
-            ));
-        }
+        self.say_what_survives(&pool);
 
         let settings = Settings {
             run_dir: run_dir.path().to_owned(),
@@ -358,6 +365,24 @@ impl Options {
         };
         Ok(Begun { run_dir, private, pool, settings, libraries })
     }
+
+    fn say_what_survives(&self, pool: &Pool) {
+        if let Some(backup) = self.backup.as_ref().filter(|_| !self.servers.is_empty()) {
+            let directory = backup.directory.display();
+            say_line(&format!(
+                "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be lost"
+            ));
+        } else if self.servers.len() > 1 {
+            say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
+        }
+        for server in pool.lost_servers() {
+            let name = pool.servers().nth(server.as_usize()).unwrap_or_default();
+            let reason = pool.why_lost(server).map(ToString::to_string).unwrap_or_default();
+            say_line(&format!(
+                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it when it is; until then the pages that it is to hold have one copy each"
+            ));
+        }
+    }
 }
 
 /// What becomes of the program when a server is lost. `asked`: the number of copies that was asked for.
@@ -371,8 +396,8 @@ fn survives(copies: u8, servers: usize, asked: Option<u8>) -> String {
     }
 }
 
-/// The default lease: what the amounts named with the servers make with so many copies, and at least a sensible
-/// amount if one of them names none.
+/// The default lease: what the amounts named with the servers make with so many copies, and at least a
+/// sensible amount if one of them names none.
 pub fn wanted(servers: &[ServerSpec], local: ByteLen, copies: u8) -> ByteLen {
     let named = servers.iter().filter_map(|s| s.memory).fold(0u64, |sum, m| sum.saturating_add(m.0));
     let all_named = servers.iter().all(|s| s.memory.is_some());
@@ -567,68 +592,6 @@ fn finish(status: ExitStatus) -> Result<i32> {
     Ok(status.code().unwrap_or(1))
 }
 
-/// Log of a private server, in the run's directory.
-const PRIVATE_LOG: &str = "server.log";
-
-/// A server for this run alone. It ends when its standard input closes, that is when this process, and its
-/// caretaker if there is one, have ended.
-pub struct PrivateServer {
-    child: Child,
-    spec: ServerSpec,
-    memory: ByteLen,
-}
-
-impl PrivateServer {
-    /// It is not ready yet.
-    fn start(run_dir: &Path, memory: Option<ByteLen>, local: ByteLen) -> Result<Self> {
-        let memory = match memory {
-            Some(memory) => memory,
-            None => private_memory(available::bytes()?, available::in_all()?, local.0),
-        };
-        let endpoint = format!("unix:{}", run_dir.join("server.sock").display());
-        let spec = endpoint.parse()?;
-        let log = run_dir.join(PRIVATE_LOG);
-        let log = std::fs::File::create(&log)
-            .with_context(|| format!("cannot write the run's directory: {}", log.display()))?;
-        let mut command = Command::new(std::env::current_exe()?);
-        // Settings for a server that this machine lends to others, such as its file and its metrics port, do
-        // not apply to this one.
-        for (name, _) in
-            std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"RAMPOOL_SERVE_"))
-        {
-            command.env_remove(name);
-        }
-        let child = command
-            .args(["serve", "--store", "compressed", "--shards", "1", "--memory"])
-            .arg(memory.0.to_string())
-            .args(["--listen", &endpoint, "--until-stdin-closes", "--open-frames"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            // Keeps the terminal's signals away from it.
-            .process_group(0)
-            .spawn()
-            .context("cannot start a private server")?;
-        Ok(Self { child, spec, memory })
-    }
-
-    /// Waits until the server prints where it listens.
-    fn wait_until_ready(&mut self, run_dir: &Path) -> Result<()> {
-        const TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
-        let output = self.child.stdout.as_mut().context("a private server has no standard output")?;
-        let mut watched = [PollFd::new(output, PollFlags::IN)];
-        if retry_on_intr(|| poll(&mut watched, Some(&TIMEOUT)))? == 0 {
-            bail!("the private server did not become ready in {} s", TIMEOUT.tv_sec);
-        }
-        if output.read(&mut [0; 512])? == 0 {
-            let status = self.child.wait()?;
-            let said = std::fs::read_to_string(run_dir.join(PRIVATE_LOG)).unwrap_or_default();
-            bail!("the private server ended at once ({status}): {}", said.trim());
-        }
-        Ok(())
-    }
-}
-
 /// Leases memory. A server whose machine is short of memory is asked again, `every` so often, for as long as
 /// short needs mostly last.
 fn connect(config: &PoolConfig, every: Duration) -> Result<Pool, ConnectError> {
@@ -648,37 +611,4 @@ fn connect(config: &PoolConfig, every: Duration) -> Result<Pool, ConnectError> {
         std::thread::sleep(every);
     }
     unreachable!("it returns when it has asked often enough")
-}
-
-/// What a private server may lend: most of the available memory that the program's local memory leaves. At
-/// least half of all memory: what leaves the program takes no more room compressed than it did before, also
-/// where little is available, as right after a machine has swapped.
-fn private_memory(available: u64, in_all: u64, local: u64) -> ByteLen {
-    const MIB: u64 = 1 << 20;
-    let lent = (available.saturating_sub(local) / 10 * 8).max(in_all / 2);
-    // Whole MiB: a server lends whole pages.
-    ByteLen((lent / MIB).max(1) * MIB)
-}
-
-impl Drop for PrivateServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_private_server_leaves_room_for_the_program() {
-        let lent = |available: u64, in_all: u64, local: u64| {
-            private_memory(available << 20, in_all << 20, local << 20).0 >> 20
-        };
-        assert_eq!(lent(1000, 1000, 200), 640);
-        assert_eq!(lent(1000, 1000, 990), 500);
-        assert_eq!(lent(0, 1000, 5000), 500, "when little is available people need it");
-        assert_eq!(lent(0, 0, 1), 1, "a server lends something");
-    }
 }

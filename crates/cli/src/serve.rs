@@ -17,7 +17,10 @@ use rampool_server::{RunningServer, Server, ServerConfig};
 use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::available;
@@ -63,6 +66,7 @@ pub fn run(args: Args) -> Result<i32> {
         lock_memory: !settings.no_lock,
         rings: !settings.no_rings,
         open_frames: settings.open_frames,
+        disk: settings.disk.as_deref().map(unnamed_file).transpose()?,
         allow_uids: settings.allow_uid.clone(),
         copy_to: settings.copy_to.clone(),
         ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
@@ -74,6 +78,7 @@ pub fn run(args: Args) -> Result<i32> {
     let server = Server::start(config)?;
     if let Ok(there_is) = available::in_all()
         && settings.memory.0 > there_is
+        && settings.disk.is_none()
     {
         let there_is = ByteLen(there_is);
         tracing::warn!(memory = %settings.memory, %there_is, "--memory is more than this machine, or its container, has: when clients use it all, the system will kill processes");
@@ -122,7 +127,7 @@ pub fn run(args: Args) -> Result<i32> {
                 "a thread of the server panicked (see above). This is a defect in rampool: please report it"
             );
         }
-        if !warned && !settings.no_lock && server.status().unlocked {
+        if !warned && !settings.no_lock && settings.disk.is_none() && server.status().unlocked {
             warned = true;
             tracing::warn!(
                 "cannot lock memory, so the kernel may swap out what is lent; raise the limit (LimitMEMLOCK=infinity, or ulimit -l), or give --no-lock"
@@ -130,6 +135,22 @@ pub fn run(args: Args) -> Result<i32> {
         }
     };
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+}
+
+/// A file below this directory that is on a disk and has no name.
+fn unnamed_file(directory: &Path) -> Result<Arc<File>> {
+    const IN_MEMORY: [i64; 2] = [libc::TMPFS_MAGIC, 0x8584_58f6];
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_TMPFILE)
+        .open(directory)
+        .with_context(|| format!("cannot make a file without a name in {}", directory.display()))?;
+    if IN_MEMORY.contains(&rustix::fs::fstatfs(&file)?.f_type) {
+        bail!("{}: its files are in memory; name a directory on a disk", directory.display());
+    }
+    Ok(Arc::new(file))
 }
 
 /// By what a server notices that its machine is short of memory. A run's private one, which opens its frames, does

@@ -1,22 +1,26 @@
 //! The client's side of a pool: pages of regions fetched from, and stored on, many memory servers.
 //!
-//! A [`Pool`] belongs to one thread, usually a pager's. It never blocks in its data operations, starts no thread and touches only its own memory
-//! and the buffers it is handed: the thread submits ([`Pool::fetch`], [`Pool::store`], [`Pool::discard`]), sleeps on the pool's sockets and whatever else
-//! it watches ([`Pool::poll_fds`], [`Pool::next_deadline`]), and drains [`Pool::poll`]. Operations on regions and leases are rare and block, within
-//! a deadline.
+//! A [`Pool`] belongs to one thread, usually a pager's. It never blocks in its data operations, starts no
+//! thread and touches only its own memory and the buffers it is handed: the thread submits ([`Pool::fetch`],
+//! [`Pool::store`], [`Pool::discard`]), sleeps on the pool's sockets and whatever else it watches
+//! ([`Pool::poll_fds`], [`Pool::next_deadline`]), and drains [`Pool::poll`]. Operations on regions and leases
+//! are rare and block, within a deadline.
 //!
-//! Which server holds a page is computed ([`rampool_paging::placement`]); an operation that crosses servers is cut up and completes as one. Every
-//! page's checksum is made when it is stored, kept by the server with the page, and checked when it is back.
+//! Which server holds a page is computed ([`rampool_paging::placement`]); an operation that crosses servers
+//! is cut up and completes as one. Every page's checksum is made when it is stored, kept by the server with
+//! the page, and checked when it is back.
 //!
-//! Every operation ends in exactly one event. A broken connection is made again within the grace time that the server has for its clients, and what
-//! had no answer is asked again. A server that stops answering within the deadline, breaks the protocol, or cannot be reached in that time is
-//! *lost*: one [`PoolEvent::Lost`], a [`PoolEvent::Failed`] for each operation that needed it, and the same for each later one. The pool never
-//! returns zeroes for a page it could not get, and never waits for ever.
+//! Every operation ends in exactly one event. A broken connection is made again within the grace time that
+//! the server has for its clients, and what had no answer is asked again. A server that stops answering
+//! within the deadline, breaks the protocol, or cannot be reached in that time is *lost*: one
+//! [`PoolEvent::Lost`], a [`PoolEvent::Failed`] for each operation that needed it, and the same for each
+//! later one. The pool never returns zeroes for a page it could not get, and never waits for ever.
 //!
-//! With two copies ([`Copies`]) pages are stored on two servers and read from one. While one of them is silent or its
-//! connection broken, the other one is read. A server that is lost costs a [`PoolEvent::Degraded`], as long as every
-//! page has another holder. It stays lost to this pool, and to those that take a region over from it, until it is joined
-//! anew ([`Pool::join_anew`]), which it can be with an empty store: then it gets its pages from their other holders.
+//! With two copies ([`Copies`]) pages are stored on two servers and read from one. While one of them is
+//! silent or its connection broken, the other one is read. A server that is lost costs a
+//! [`PoolEvent::Degraded`], as long as every page has another holder. It stays lost to this pool, and to
+//! those that take a region over from it, until it is joined anew ([`Pool::join_anew`]), which it can be with
+//! an empty store: then it gets its pages from their other holders.
 
 mod body;
 mod config;
@@ -43,7 +47,9 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rampool_paging::placement::{Holders, Placement, ServerIndex, Shortage, Want, apportion, share_copies};
+use rampool_paging::placement::{
+    Holders, Placement, ServerIndex, Shortage, Want, apportion, share_copies, share_with_backup,
+};
 use rampool_wire::frame::{
     AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MAX_PAGE_INDEX, MemberId, Opcode, OpenLease,
     RegionId, Status, parse_message,
@@ -97,12 +103,13 @@ pub enum PoolEvent {
     Fetched { token: u64 },
     /// All pages of the store with this token are at their servers.
     Stored { token: u64 },
-    /// A server had no room: not all pages of this store are at their servers. The rest may be; to store again is harmless. `free`: bytes
-    /// of the lease that are left there.
+    /// A server had no room: not all pages of this store are at their servers. The rest may be; to store
+    /// again is harmless. `free`: bytes of the lease that are left there.
     Full { token: u64, server: ServerIndex, name: String, free: ByteLen },
     /// Twice in a row, the bytes a server sent for this page were not those that were stored.
     Corrupt { token: u64, server: ServerIndex, name: String, page: PageIndex },
-    /// The operation with this token did not succeed; its memory is not touched any more. Its [`PoolEvent::Lost`], if that is the reason, came before.
+    /// The operation with this token did not succeed; its memory is not touched any more. Its
+    /// [`PoolEvent::Lost`], if that is the reason, came before.
     Failed { token: u64, error: PoolError },
     /// A server is gone, with every page it held. Comes once for each server.
     Lost { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
@@ -133,8 +140,9 @@ pub struct Pool {
     name: String,
 }
 
-// SAFETY: what keeps `Pool` from being `Send` by itself are the addresses in `shell`, which are as valid on one thread as on another (the
-// contracts of `fetch` and `store` name no thread), and an `Rc` that each server shares only with the link inside it: all owners move together.
+// SAFETY: what keeps `Pool` from being `Send` by itself are the addresses in `shell`, which are as valid on
+// one thread as on another (the contracts of `fetch` and `store` name no thread), and an `Rc` that each
+// server shares only with the link inside it: all owners move together.
 unsafe impl Send for Pool {}
 
 /// How a pool reaches its servers.
@@ -172,15 +180,18 @@ impl Reach {
 }
 
 impl Pool {
-    /// Connects to every server and opens, or joins, the lease. Blocks, for each server at most `connect_deadline` and a name's resolution.
+    /// Connects to every server and opens, or joins, the lease. Blocks, for each server at most
+    /// `connect_deadline` and a name's resolution.
     ///
-    /// Who joins a lease has memory that depends on it: where a connection breaks meanwhile, it is tried again for as long as a server may leave a
-    /// request unanswered (`op_deadline`).
+    /// Who joins a lease has memory that depends on it: where a connection breaks meanwhile, it is tried
+    /// again for as long as a server may leave a request unanswered (`op_deadline`).
     ///
-    /// A new lease is shared by the servers as their specifications say; what one without a named amount cannot give, the others are asked for.
+    /// A new lease is shared by the servers as their specifications say; what one without a named amount
+    /// cannot give, the others are asked for.
     ///
     /// # Errors
-    /// [`ConnectError`], which names the server and what was wrong. Leases already opened return to their servers.
+    /// [`ConnectError`], which names the server and what was wrong. Leases already opened return to their
+    /// servers.
     pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
         let reach = Reach::of(config)?;
         match &config.lease {
@@ -221,10 +232,11 @@ impl Pool {
         }
         let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
         pool.ticket.copies = match config.copies {
-            Copies::Two => 2,
+            Copies::Two | Copies::WithBackup => 2,
             Copies::TwoIfTheyFit if servers.len() > 1 => 2,
             Copies::One | Copies::TwoIfTheyFit => 1,
         };
+        pool.ticket.backup = config.copies == Copies::WithBackup;
         let mut shared = pool.lease_shares(config, reach, servers, bytes, name, &mut granted);
         let too_little = matches!(
             shared,
@@ -238,7 +250,7 @@ impl Pool {
         // With one copy there is none without it.
         let needed = down.filter(|_| pool.ticket.copies < 2);
         match shared.and_then(|()| needed.map_or(Ok(()), Err)) {
-            Ok(()) => pool.settle(config, servers, granted),
+            Ok(()) => pool.settle(servers, granted),
             Err(error) => {
                 // What others have granted would lie idle for the grace time.
                 let is_leased =
@@ -279,8 +291,12 @@ impl Pool {
             servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
         // Each round but the last learns of one server's limit.
         'shares: loop {
-            let shares = share_copies(bytes.pages(), self.ticket.copies, &wants)
-                .map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
+            let shares = if self.ticket.backup {
+                share_with_backup(bytes.pages(), &wants)
+            } else {
+                share_copies(bytes.pages(), self.ticket.copies, &wants)
+            };
+            let shares = shares.map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
             for (i, share) in shares.iter().enumerate() {
                 let share = ByteLen::from_pages(*share).0;
                 let refused = match &mut granted[i] {
@@ -367,7 +383,7 @@ impl Pool {
             }
             pool.leased.push(0);
         }
-        pool.use_placement(Placement::new(&ticket.weights(), ticket.stripe_pages, ticket.copies)?);
+        pool.use_placement(ticket.placement()?);
         for (i, _) in ticket.parts.iter().enumerate().filter(|(_, part)| !part.is_leased()) {
             pool.has_no_lease(i);
         }
@@ -489,7 +505,12 @@ impl Pool {
             shell: Shell::new(Instant::now()),
             placement: Placement::new(&[1], config.stripe_pages, 1)?,
             regions: Vec::new(),
-            ticket: LeaseTicket { stripe_pages: config.stripe_pages, copies: 1, parts: Vec::new() },
+            ticket: LeaseTicket {
+                stripe_pages: config.stripe_pages,
+                copies: 1,
+                backup: false,
+                parts: Vec::new(),
+            },
             leased: Vec::new(),
             reach: reach.clone(),
             name: name.to_owned(),
@@ -582,12 +603,7 @@ impl Pool {
     }
 
     /// Drops servers that were not needed and fixes the placement.
-    fn settle(
-        mut self,
-        config: &PoolConfig,
-        servers: &[ServerSpec],
-        granted: Vec<Option<Granted>>,
-    ) -> Result<Self, ConnectError> {
+    fn settle(mut self, servers: &[ServerSpec], granted: Vec<Option<Granted>>) -> Result<Self, ConnectError> {
         let is_needed =
             |granted: &Option<Granted>| granted.as_ref().is_some_and(|granted| granted.lease_bytes > 0);
         self.shell.client.retain(|server| is_needed(&granted[server.as_usize()]));
@@ -611,8 +627,7 @@ impl Pool {
             self.leased.push(granted.lease_bytes);
             self.shell.servers.push(server);
         }
-        let placement = Placement::new(&self.ticket.weights(), config.stripe_pages, self.ticket.copies)?;
-        self.use_placement(placement);
+        self.use_placement(self.ticket.placement()?);
         let parts = 0..self.ticket.parts.len();
         for index in parts.filter(|index| !self.ticket.parts[*index].is_leased()).collect::<Vec<_>>() {
             let place = later_place(&self.reach, &self.ticket.parts[index], &self.name);
@@ -641,12 +656,13 @@ impl Pool {
         Membership { members: members.zip(self.ticket.parts.iter().map(LeasePart::mark)).collect() }
     }
 
-    /// Says goodbye for another member of the lease, whose process is gone: its regions are freed at once instead of after the grace time. A member
-    /// that has left, or never was, is no error. Does not block, and brings no event.
+    /// Says goodbye for another member of the lease, whose process is gone: its regions are freed at once
+    /// instead of after the grace time. A member that has left, or never was, is no error. Does not block,
+    /// and brings no event.
     pub fn dismiss(&mut self, member: &Membership) {
         let now = Instant::now();
-        // A server that the other one has done without does not know it: 0 would be this member. And in another lease it
-        // is another one.
+        // A server that the other one has done without does not know it: 0 would be this member. And in
+        // another lease it is another one.
         let members = member.members.iter().zip(&self.ticket.parts).enumerate();
         let known = members.filter(|(_, ((member, lease), part))| member.0 != 0 && *lease == part.mark());
         for (index, ((member, _), _)) in known {
@@ -671,8 +687,8 @@ impl Pool {
         Ok(RegionTicket { handed: HandedOver { names: names.map(name).collect(), history }, leases })
     }
 
-    /// As [`Self::region_ticket`], for a member that takes the region over now: this pool forgets it, and no longer brings
-    /// servers up to date there.
+    /// As [`Self::region_ticket`], for a member that takes the region over now: this pool forgets it, and no
+    /// longer brings servers up to date there.
     ///
     /// # Errors
     /// [`PoolError::NoSuchRegion`].
@@ -688,8 +704,9 @@ impl Pool {
         Ok(RegionTicket { handed, leases })
     }
 
-    /// Gives back what another member has not taken over of a region that was handed over to it, and will not: where it
-    /// could not join a server, say. What it has taken over is its own, and stays. Does not block.
+    /// Gives back what another member has not taken over of a region that was handed over to it, and will
+    /// not: where it could not join a server, say. What it has taken over is its own, and stays. Does not
+    /// block.
     pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
         let handed = HandedOver { names: ticket.names_at(&self.ticket.parts), ..ticket.handed.clone() };
         let left = self.shell.client.not_taken(&handed);
@@ -705,8 +722,9 @@ impl Pool {
         self.new_region(Opcode::CreateRegion, &nothing, Some(History::default()))
     }
 
-    /// Makes a region that holds what `region` holds now; both change independently from here on. Costs the servers time by the number of
-    /// 2 MiB chunks in use, not by bytes. What was stored or discarded before is so in the copy, too. Blocks until all servers have answered that, and this.
+    /// Makes a region that holds what `region` holds now; both change independently from here on. Costs the
+    /// servers time by the number of 2 MiB chunks in use, not by bytes. What was stored or discarded before
+    /// is so in the copy, too. Blocks until all servers have answered that, and this.
     ///
     /// # Errors
     /// [`PoolError`]; parts made on some servers are given back.
@@ -726,7 +744,8 @@ impl Pool {
         }
     }
 
-    /// Takes over a region of another member of the same lease, which must not use it any more. Blocks until all servers have answered.
+    /// Takes over a region of another member of the same lease, which must not use it any more. Blocks until
+    /// all servers have answered.
     ///
     /// # Errors
     /// [`PoolError`]; the region may then belong to either member in parts.
@@ -734,7 +753,8 @@ impl Pool {
         if self.ticket.copies < 2 && !ticket.is_of(&self.ticket.parts) {
             return Err(PoolError::NoSuchRegion);
         }
-        // Where one of the two has joined a server anew, and the other one has not, there is nothing to take over.
+        // Where one of the two has joined a server anew, and the other one has not, there is nothing to take
+        // over.
         let names = ticket.names_at(&self.ticket.parts);
         if names.len() != self.server_count() {
             return Err(PoolError::NoSuchRegion);
@@ -759,7 +779,8 @@ impl Pool {
         Ok(self.remember(ids, Some(ticket.handed.history.clone())))
     }
 
-    /// Gives a region back with all its pages. Does not block and always succeeds here; fetches and stores of it that are still under way fail.
+    /// Gives a region back with all its pages. Does not block and always succeeds here; fetches and stores of
+    /// it that are still under way fail.
     pub fn free_region(&mut self, region: PoolRegion) {
         // That of a queue's bodies goes with the queue.
         let freed = self
@@ -786,7 +807,8 @@ impl Pool {
         self.shell.send(now);
     }
 
-    /// Changes the lease to `bytes` over all servers, in the proportions in which pages are placed. Blocks until all servers have answered.
+    /// Changes the lease to `bytes` over all servers, in the proportions in which pages are placed. Blocks
+    /// until all servers have answered.
     ///
     /// # Errors
     /// [`PoolError::Refused`] where a server lacks the room; the lease is then as before.
@@ -801,7 +823,8 @@ impl Pool {
             self.leased = shares;
             return Ok(());
         };
-        // The servers that agreed go back. One that grew can always do so; one that shrank could a moment ago.
+        // The servers that agreed go back. One that grew can always do so; one that shrank could a moment
+        // ago.
         let before = self.leased.clone();
         let replies = self.ask_all(Opcode::ResizeLease, &nothing, &before, &[])?;
         self.each_ok(&replies, Operation::ResizeLease)?;
@@ -823,13 +846,14 @@ impl Pool {
         ByteLen(self.leased.iter().sum())
     }
 
-    /// Asks for the pages of `extents`, in that order, into `dst`: ends in [`PoolEvent::Fetched`] with `token`, or in an event that says why not.
-    /// Does not block. `demand`: a thread waits; goes before everything else and leaves at once if credits last. Pages that were never stored, or
-    /// were discarded, come as zeroes. A page whose store has not ended must not be asked for.
+    /// Asks for the pages of `extents`, in that order, into `dst`: ends in [`PoolEvent::Fetched`] with
+    /// `token`, or in an event that says why not. Does not block. `demand`: a thread waits; goes before
+    /// everything else and leaves at once if credits last. Pages that were never stored, or were discarded,
+    /// come as zeroes. A page whose store has not ended must not be asked for.
     ///
     /// # Safety
-    /// `dst` is writable memory of 4096 bytes for each page, not used otherwise until the operation's event has been returned by
-    /// [`Pool::poll`] or the pool was dropped.
+    /// `dst` is writable memory of 4096 bytes for each page, not used otherwise until the operation's event
+    /// has been returned by [`Pool::poll`] or the pool was dropped.
     ///
     /// # Panics
     /// If the region was freed or never existed, or a page is beyond the end of a region (2^40 pages).
@@ -841,8 +865,8 @@ impl Pool {
         dst: *mut u8,
         demand: bool,
     ) {
-        // What no thread waits for comes from the server while the caller goes on: it would wait here for the copies.
-        // SAFETY: the caller's promise.
+        // What no thread waits for comes from the server while the caller goes on: it would wait here for the
+        // copies. SAFETY: the caller's promise.
         if demand && unsafe { self.shell.read_in_place(region, extents, dst) } {
             self.shell.events.push_back(PoolEvent::Fetched { token });
             return;
@@ -857,8 +881,8 @@ impl Pool {
         self.submit(region, token, Opcode::Get, class, GET_PAGES, pieces);
     }
 
-    /// Those of these pages that no server has which is there or waited for: two copies were there, one was lost, and the
-    /// other one had missed them. To ask for one of them fails.
+    /// Those of these pages that no server has which is there or waited for: two copies were there, one was
+    /// lost, and the other one had missed them. To ask for one of them fails.
     #[must_use]
     pub fn gone(&self, region: PoolRegion, extents: &[Extent]) -> Vec<Extent> {
         let mut gone = Vec::new();
@@ -888,12 +912,13 @@ impl Pool {
         self.submit(region, token, Opcode::Get, class, GET_PAGES, parts.iter().copied());
     }
 
-    /// Sends pages to their servers: each extent with the memory its pages lie in. Ends in [`PoolEvent::Stored`] with `token`, or in an event that says why
-    /// not. Does not block; leaves with the next [`Pool::poll`]. Stores and discards of a page take effect in the order in which they were made.
+    /// Sends pages to their servers: each extent with the memory its pages lie in. Ends in
+    /// [`PoolEvent::Stored`] with `token`, or in an event that says why not. Does not block; leaves with the
+    /// next [`Pool::poll`]. Stores and discards of a page take effect in the order in which they were made.
     ///
     /// # Safety
-    /// The memory is readable, 4096 bytes for each page, and its bytes do not change until the operation's event has been returned by
-    /// [`Pool::poll`] or the pool was dropped.
+    /// The memory is readable, 4096 bytes for each page, and its bytes do not change until the operation's
+    /// event has been returned by [`Pool::poll`] or the pool was dropped.
     ///
     /// # Panics
     /// As [`Pool::fetch`].
@@ -902,7 +927,8 @@ impl Pool {
         self.submit(region, token, Opcode::Put, Class::WriteBack, PUT_PAGES, pieces);
     }
 
-    /// Tells the servers that they may forget these pages; they read as zero from then on. Does not block, and brings no event.
+    /// Tells the servers that they may forget these pages; they read as zero from then on. Does not block,
+    /// and brings no event.
     ///
     /// # Panics
     /// As [`Pool::fetch`].
@@ -920,7 +946,8 @@ impl Pool {
         });
     }
 
-    /// Does what input and output is possible without blocking and returns the next event; `None` when there is nothing more for now.
+    /// Does what input and output is possible without blocking and returns the next event; `None` when there
+    /// is nothing more for now.
     pub fn poll(&mut self) -> Option<PoolEvent> {
         self.ready().or_else(|| self.look(Instant::now()))
     }
@@ -936,8 +963,8 @@ impl Pool {
         self.shell.events.pop_front()
     }
 
-    /// Appends the sockets to sleep on once [`Pool::poll`] has returned `None`. To be called anew before each sleep, and the sleep to follow at once: what shall
-    /// wake this thread is agreed on here.
+    /// Appends the sockets to sleep on once [`Pool::poll`] has returned `None`. To be called anew before each
+    /// sleep, and the sleep to follow at once: what shall wake this thread is agreed on here.
     pub fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
         for server in &self.shell.servers {
             if let Some((fd, write)) = server.watched() {
@@ -953,7 +980,8 @@ impl Pool {
         self.shell.next_deadline()
     }
 
-    /// Waits for the next event, at most until `deadline`. Blocks; for threads that have nothing else to watch.
+    /// Waits for the next event, at most until `deadline`. Blocks; for threads that have nothing else to
+    /// watch.
     ///
     /// # Errors
     /// As `poll(2)`.
@@ -1088,8 +1116,9 @@ impl Pool {
         PoolStats { copies: self.ticket.copies, copies_left, servers: servers.collect() }
     }
 
-    /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the pool for nothing after that. Blocks
-    /// a second at most. A pool that is merely dropped closes its connections and nothing else, as befits a copy of it in a forked child.
+    /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the
+    /// pool for nothing after that. Blocks a second at most. A pool that is merely dropped closes its
+    /// connections and nothing else, as befits a copy of it in a forked child.
     pub fn close(&mut self) {
         let deadline = Instant::now() + LEAVE_DEADLINE;
         self.shell.hear(Instant::now(), Input::StayAway);
@@ -1148,17 +1177,17 @@ impl Pool {
         lost.map(|server| server.index)
     }
 
-    /// Joins a lost server anew, as a new member of the lease that this ticket has there. Does not block; brings
-    /// [`PoolEvent::Returned`] when it is there, and then it gets all of its pages. As long as it cannot be reached, nothing
-    /// is said. False: it is not lost, or the ticket has no lease there.
+    /// Joins a lost server anew, as a new member of the lease that this ticket has there. Does not block;
+    /// brings [`PoolEvent::Returned`] when it is there, and then it gets all of its pages. As long as it
+    /// cannot be reached, nothing is said. False: it is not lost, or the ticket has no lease there.
     pub fn join_anew(&mut self, server: ServerIndex, ticket: &LeaseTicket) -> bool {
         let part = ticket.parts.get(server.as_usize()).filter(|part| part.is_leased());
         let place = part.and_then(|part| later_place(&self.reach, part, &self.name));
         self.renew(server, place)
     }
 
-    /// As [`Pool::join_anew`], by a new lease of as much as the server had lent before. For who owns the lease: others
-    /// hear of it by [`Pool::lease_ticket`].
+    /// As [`Pool::join_anew`], by a new lease of as much as the server had lent before. For who owns the
+    /// lease: others hear of it by [`Pool::lease_ticket`].
     pub fn lease_anew(&mut self, server: ServerIndex) -> bool {
         let index = server.as_usize();
         let Some(part) = self.ticket.parts.get(index) else { return false };
@@ -1166,6 +1195,13 @@ impl Pool {
         let ask = Joining::Open(OpenLease { bytes: self.leased[index], pid, name, host });
         let place = later_place(&self.reach, part, &self.name).map(|place| Place { ask, ..place });
         self.renew(server, place)
+    }
+
+    /// Servers that are there again and have no room for what [`Pool::lease_anew`] asked for: their names,
+    /// how much that is, and how much is free there.
+    pub fn servers_without_room(&self) -> impl Iterator<Item = (&str, ByteLen, ByteLen)> {
+        let leased = self.shell.servers.iter().zip(&self.leased);
+        leased.filter_map(|(of, wanted)| Some((&*of.name, ByteLen(*wanted), ByteLen(of.free_bytes?))))
     }
 
     fn renew(&mut self, server: ServerIndex, place: Option<Place>) -> bool {
@@ -1289,7 +1325,8 @@ impl Pool {
         table: &[u8],
     ) -> Vec<Option<u64>> {
         let now = Instant::now();
-        // A goodbye overtakes nothing that was asked for before; the copy of a region holds what was changed before.
+        // A goodbye overtakes nothing that was asked for before; the copy of a region holds what was changed
+        // before.
         let class = if matches!(opcode, Opcode::Goodbye | Opcode::CloneRegion) {
             Class::Demand
         } else {
@@ -1310,8 +1347,8 @@ impl Pool {
         ids
     }
 
-    /// One control request to every server; returns when each has answered or is lost, which takes one deadline at most (a server that sends other
-    /// things meanwhile: a few).
+    /// One control request to every server; returns when each has answered or is lost, which takes one
+    /// deadline at most (a server that sends other things meanwhile: a few).
     fn ask_all(
         &mut self,
         opcode: Opcode,
@@ -1355,7 +1392,8 @@ impl Pool {
         }
     }
 
-    /// Waits until the servers that live have answered all stores and discards, which control requests overtake.
+    /// Waits until the servers that live have answered all stores and discards, which control requests
+    /// overtake.
     fn finish_write_backs(&mut self, operation: Operation) -> Result<(), PoolError> {
         loop {
             self.step(Instant::now());
@@ -1406,7 +1444,8 @@ impl Pool {
         }
     }
 
-    /// The first error among the replies of all servers. One that is lost is none if every page has another holder.
+    /// The first error among the replies of all servers. One that is lost is none if every page has another
+    /// holder.
     fn each_ok(&self, replies: &[Result<Reply, PoolError>], operation: Operation) -> Result<(), PoolError> {
         let spared = self.shell.client.has_all_pages();
         for (server, reply) in self.shell.servers.iter().zip(replies) {

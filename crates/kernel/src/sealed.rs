@@ -64,8 +64,8 @@ impl SealedMemory {
         Self::map(fd, bytes, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// As [`SealedMemory::adopt`], to read its first `bytes` bytes only: a write is a SIGSEGV. Not locked into
-    /// RAM, also where the process locks all that it maps (`mlockall`): most of it may never be touched.
+    /// As [`SealedMemory::adopt`], to read its first `bytes` bytes only: a write is a SIGSEGV. Not locked
+    /// into RAM, also where the process locks all that it maps (`mlockall`): most of it may never be touched.
     ///
     /// # Errors
     /// [`SealedError`].
@@ -78,6 +78,15 @@ impl SealedMemory {
         // SAFETY: our own mapping, which nothing refers to yet.
         let rc = unsafe { libc::syscall(libc::SYS_mprotect, memory.start, bytes, libc::PROT_READ) };
         if rc == 0 { Ok(memory) } else { Err(failed(last_errno())) }
+    }
+
+    /// A file of this process's own: nobody else may shrink it. Who touches a page that its file system has
+    /// no room for is killed by SIGBUS ([`take_room`]).
+    ///
+    /// # Errors
+    /// [`SealedError::Kernel`].
+    pub fn over(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, SealedError> {
+        Self::map(fd, bytes, libc::PROT_READ | libc::PROT_WRITE)
     }
 
     fn map(fd: BorrowedFd<'_>, bytes: usize, protection: i32) -> Result<Self, SealedError> {
@@ -174,6 +183,21 @@ pub unsafe fn read_at(fd: BorrowedFd<'_>, offset: u64, to: *mut u8, len: usize) 
     usize::try_from(got) == Ok(len)
 }
 
+/// Takes room for a part of a file on its disk.
+///
+/// # Errors
+/// The errno: mostly `ENOSPC`.
+pub fn take_room(fd: BorrowedFd<'_>, offset: usize, bytes: usize) -> Result<(), i32> {
+    let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+        return Err(libc::EFBIG);
+    };
+    // SAFETY: changes a file; what is there stays, and what was not is zero.
+    match unsafe { libc::posix_fallocate(fd.as_raw_fd(), offset, len) } {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
 /// Gives a part of a memory file back to the kernel: it is absent in every mapping, locked or not, and zero
 /// when it comes again.
 ///
@@ -184,7 +208,8 @@ pub fn give_back(fd: BorrowedFd<'_>, offset: usize, bytes: usize) -> Result<(), 
         return Err(libc::EFBIG);
     };
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: changes a file, whose content its owner has given up; only raw pointers lead into mappings of it.
+    // SAFETY: changes a file, whose content its owner has given up; only raw pointers lead into mappings of
+    // it.
     let rc = unsafe { libc::fallocate(fd.as_raw_fd(), how, offset, len) };
     if rc == 0 { Ok(()) } else { Err(last_errno()) }
 }

@@ -320,6 +320,17 @@ impl FaultCatcher {
         Ok(())
     }
 
+    /// Threads that touch absent pages of the range wait until it is managed and served. For memory that no
+    /// system call could wait for nothing is done, nor where the kernel refuses it: the mapping is gone.
+    pub(crate) fn hold_absent(&self, start: usize, bytes: usize) {
+        if let Self::Uffd(catcher) = self
+            && self.serves_system_calls()
+        {
+            keep_apart(start, bytes);
+            let _ = catcher.uffd.register(start, bytes, true);
+        }
+    }
+
     /// Where forks are not seen, a child does not inherit managed memory, because it would find zeroes where
     /// pages are absent. Around a fork after which the child takes care of that itself, it may.
     pub fn inheritable(&self, start: usize, bytes: usize, inheritable: bool) {

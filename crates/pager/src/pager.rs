@@ -47,6 +47,7 @@ mod spare;
 mod unchanged;
 mod verify;
 
+pub use adopt::hold_absent;
 use lost::Lost;
 use merged::Merged;
 pub use movein::InstallBy;

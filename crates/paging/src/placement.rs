@@ -7,8 +7,8 @@
 //! to what it lends. Every process that knows the servers, their weights and the stripe length computes the
 //! same places; a forked child or a second member of a lease needs nothing else.
 //!
-//! With two copies each stripe has a *home* and a *copy*, always two servers. The home is where it is with one
-//! copy. The copy's distance grows with each round through the servers, so that the load of a lost server
+//! With two copies each stripe has a *home* and a *copy*, always two servers. The home is where it is with
+//! one copy. The copy's distance grows with each round through the servers, so that the load of a lost server
 //! spreads over all that are left:
 //!
 //! ```text
@@ -18,6 +18,9 @@
 //!
 //! With unequal weights the rounds are longer, and a server has as many copies as homes in each of them. No
 //! server may have more than half of all weight then: it would have to hold both copies of a page.
+//!
+//! Or the last server is a *backup* ([`Placement::with_backup`]): it has the copy of each page and is the
+//! home of none, so that it is read only where the home is lost.
 //!
 //! It never knows whether a server is alive, never moves a page, and never looks at bytes.
 
@@ -125,7 +128,24 @@ impl Placement {
             2 => with_copies(&counts)?,
             more => return Err(PlacementError::BadCopies(more)),
         };
-        let mut pairs: Vec<Holders> = holders.clone();
+        Ok(Self::of(&holders, stripe_pages))
+    }
+
+    /// As [`Placement::new`] with one copy on all servers but the last, which has the other copy of each
+    /// page. Its weight does not count.
+    pub fn with_backup(weights: &[u64], stripe_pages: u32) -> Result<Self, PlacementError> {
+        let (_, others) = weights.split_last().ok_or(PlacementError::NoServers)?;
+        let one = Self::new(others, stripe_pages, 1)?;
+        // No more servers than MAX_SERVERS and this one, which fits.
+        #[allow(clippy::cast_possible_truncation)]
+        let copy = Some(ServerIndex(others.len() as u16));
+        let holders: Vec<Holders> =
+            one.slots.iter().map(|slot| Holders { home: slot.holders.home, copy }).collect();
+        Ok(Self::of(&holders, stripe_pages))
+    }
+
+    fn of(holders: &[Holders], stripe_pages: u32) -> Self {
+        let mut pairs: Vec<Holders> = holders.to_vec();
         pairs.sort_unstable();
         pairs.dedup();
         let group = |holders| {
@@ -133,7 +153,7 @@ impl Placement {
             Group(u16::try_from(at).expect("fewer pairs than the table of copies has slots"))
         };
         let slots = holders.iter().map(|holders| Slot { holders: *holders, group: group(holders) }).collect();
-        Ok(Self { slots, pairs, stripe_shift: stripe_pages.trailing_zeros() })
+        Self { slots, pairs, stripe_shift: stripe_pages.trailing_zeros() }
     }
 
     /// The home of `page`.
@@ -391,10 +411,42 @@ pub fn share_copies(total: u64, copies: u8, wants: &[Want]) -> Result<Vec<u64>, 
     share_lease(total.saturating_mul(copies.into()), &wants).map_err(missing)
 }
 
+/// Shares a lease of `total` over all servers but the last, which gets room for a copy of everything.
+pub fn share_with_backup(total: u64, wants: &[Want]) -> Result<Vec<u64>, Shortage> {
+    let Some((backup, others)) = wants.split_last() else { return Err(Shortage { missing: total }) };
+    let mut shares = share_lease(total, others)?;
+    let all: u64 = shares.iter().sum();
+    let missing = all.saturating_sub(backup.free.unwrap_or(u64::MAX));
+    shares.push(all);
+    if missing > 0 { Err(Shortage { missing }) } else { Ok(shares) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_backup_has_a_copy_of_each_page_and_is_the_home_of_none() {
+        let placement = Placement::with_backup(&[3, 1, 4], 4).unwrap();
+        let alone = Placement::new(&[3, 1], 4, 1).unwrap();
+        for n in 0..4000 {
+            let holders = placement.holders(page(n));
+            assert_eq!((holders.home, holders.copy), (alone.holder(page(n)), Some(ServerIndex(2))));
+        }
+        assert_eq!(placement.pairs().len(), 2);
+        assert!((placement.copies_without(|lost| lost == ServerIndex(2)) - 1.0).abs() < 1e-9);
+        assert_eq!(Placement::with_backup(&[4], 4), Err(PlacementError::NoServers));
+        assert_eq!(Placement::with_backup(&[], 4), Err(PlacementError::NoServers));
+        let want = |named, free| Want { named, free };
+        assert_eq!(share_with_backup(10, &[want(None, None), want(Some(4), None)]), Ok(vec![10, 10]));
+        assert_eq!(
+            share_with_backup(9, &[want(Some(4), None), want(None, None), want(None, None)]),
+            Ok(vec![4, 5, 9])
+        );
+        let missing = share_with_backup(9, &[want(None, None), want(None, Some(7))]);
+        assert_eq!(missing, Err(Shortage { missing: 2 }));
+    }
 
     fn page(n: u64) -> PageIndex {
         PageIndex(n)

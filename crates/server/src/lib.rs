@@ -40,6 +40,7 @@ use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, Listener};
 use rampool_wire::session::Encryption;
 use shared::Shared;
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -90,6 +91,8 @@ pub struct ServerConfig {
     /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
     /// for each page. Only for a server whose clients may read each other's memory anyway.
     pub open_frames: bool,
+    /// Keep pages in this file on a disk; nobody else has it open.
+    pub disk: Option<Arc<File>>,
     /// Users that may use its Unix sockets, besides the server's own and root.
     pub allow_uids: Vec<u32>,
     /// Your statement, needed to listen at `ucx:`, that you trust every client there not to crash this
@@ -129,6 +132,7 @@ impl ServerConfig {
             lock_memory: true,
             rings: true,
             open_frames: false,
+            disk: None,
             allow_uids: Vec::new(),
             ucx_clients_are_trusted: false,
             copy_to: Vec::new(),
@@ -233,8 +237,9 @@ fn new_store(config: &ServerConfig) -> Arc<dyn PageStore> {
         memory_bytes: config.memory_bytes,
         arenas: config.shards,
         transit_bytes: config.transit_bytes(),
-        lock: config.lock_memory,
-        open: config.open_frames && config.rings,
+        lock: config.lock_memory && config.disk.is_none(),
+        open: config.open_frames && config.rings && config.disk.is_none(),
+        disk: config.disk.clone(),
     };
     match config.store {
         StoreKind::Raw => Arc::new(RawStore::new(&store_config)),

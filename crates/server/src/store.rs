@@ -6,8 +6,8 @@
 //! that only part of a page is written, in place, while the page tables that name it are locked and theirs is
 //! the only reference ([`PageStore::is_writable`]). Its bytes are gone with the last reference: reads of a
 //! frame never go beyond what was written into it since it was taken, so no tenant ever sees what another
-//! left behind. Where the frames are open, though, all clients may read the file that they lie in: that is for
-//! a server whose clients are one user's, such as a private one.
+//! left behind. Where the frames are open, though, all clients may read the file that they lie in: that is
+//! for a server whose clients are one user's, such as a private one.
 //!
 //! Two stores stand behind one trait: [`RawStore`] keeps pages as they are, [`CompressedStore`] packs them
 //! with LZ4 into frames of 16 sizes.
@@ -24,10 +24,12 @@ use rampool_lease::{FrameIndex, StoredPage};
 use rampool_wire::frame::PageEntry;
 use rampool_wire::places::Place;
 use rampool_wire::units::OS_PAGE_BYTES;
+use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// How large a store may grow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct StoreConfig {
     /// Bytes of pages to hold.
     pub memory_bytes: u64,
@@ -39,6 +41,9 @@ pub struct StoreConfig {
     pub lock: bool,
     /// Have the frames in a memory file that clients may read ([`PageStore::file`]), if the kernel allows it.
     pub open: bool,
+    /// The file that holds the pages in place of memory, whose own copies of it the kernel may drop. Nobody
+    /// else has it open.
+    pub disk: Option<Arc<File>>,
 }
 
 /// What a store holds.

@@ -6,7 +6,7 @@ use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use crate::copies::{Copies, HandedOver, History, PIECES, Piece, Region, Step};
+use crate::copies::{Copies, HandedOver, History, Piece, Region, Step};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
 use crate::pages::PageSet;
 use crate::rule::Rule;
@@ -23,8 +23,8 @@ pub struct Client {
     work: Work,
     now: Time,
     check_at: Time,
-    /// While an operation is cut up: of each group of holders the request that still has room, with its first page
-    /// and how many.
+    /// While an operation is cut up: of each group of holders the request that still has room, with its first
+    /// page and how many.
     open: Vec<Option<(RequestId, PageIndex, u32)>>,
     /// The servers that hold the same pages, where there are two copies.
     pairs: Vec<Holders>,
@@ -95,7 +95,8 @@ impl Client {
         self.pairs.iter().all(|pair| pair.iter().any(is_there))
     }
 
-    /// Whether a server is there, and knows all regions: others can be done without, but for what it has missed.
+    /// Whether a server is there, and knows all regions: others can be done without, but for what it has
+    /// missed.
     fn fills_in(&self, server: ServerIndex) -> bool {
         let behind = self.copies.is_behind(server) && !self.work.rules.keep(Rule::SpareByPages);
         self.sessions[server.as_usize()].takes_part() && self.copies.are_named(server) && !behind
@@ -144,10 +145,11 @@ impl Client {
         self.sessions.iter()
     }
 
-    // --- Regions ---------------------------------------------------------------------------------------------------
+    // --- Regions
+    // ---------------------------------------------------------------------------------------------------
 
-    /// A region by a number of the caller's, with its name at each server. `history`: what is known of its pages, where
-    /// these have the holders that placement says.
+    /// A region by a number of the caller's, with its name at each server. `history`: what is known of its
+    /// pages, where these have the holders that placement says.
     pub fn open_region(&mut self, now: Time, of: u32, names: Vec<RegionId>, history: Option<History>) {
         self.now = now;
         let placed = history.is_some();
@@ -235,8 +237,8 @@ impl Client {
         Some(history)
     }
 
-    /// Whether each page of a region with these names and this history has a holder that is there. Those do not count
-    /// that no holder has which is there or waited for.
+    /// Whether each page of a region with these names and this history has a holder that is there. Those do
+    /// not count that no holder has which is there or waited for.
     #[must_use]
     pub fn is_complete(&self, names: &[RegionId], history: &History) -> bool {
         let named = |server: &ServerIndex| {
@@ -301,7 +303,8 @@ impl Client {
         }
     }
 
-    // --- Submitting ------------------------------------------------------------------------------------------------
+    // --- Submitting
+    // ------------------------------------------------------------------------------------------------
 
     /// A new operation. Submit its parts, then tell [`Input::Sealed`].
     pub fn begin(&mut self, token: u64, store: bool) -> OpId {
@@ -313,9 +316,10 @@ impl Client {
         self.work.reserve()
     }
 
-    /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What is stored
-    /// goes to all holders that are there, what is fetched comes from one. `fill` hears which pages go into which
-    /// request. After the last extent: [`Client::close_pages`]. `placement` is that of [`Client::place`].
+    /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What
+    /// is stored goes to all holders that are there, what is fetched comes from one. `fill` hears which pages
+    /// go into which request. After the last extent: [`Client::close_pages`]. `placement` is that of
+    /// [`Client::place`].
     pub fn submit_pages(
         &mut self,
         now: Time,
@@ -366,7 +370,8 @@ impl Client {
         }
     }
 
-    /// Tells the servers that hold these pages that they are not needed; `fill` hears which go into which request.
+    /// Tells the servers that hold these pages that they are not needed; `fill` hears which go into which
+    /// request.
     pub fn discard_pages(
         &mut self,
         now: Time,
@@ -393,7 +398,8 @@ impl Client {
                 placement.pairs()[usize::from(group.0)].iter().for_each(|server| add(self, server, piece));
             }
         } else {
-            // One request for each server instead of one for each stripe: pages it does not hold are nothing to it.
+            // One request for each server instead of one for each stripe: pages it does not hold are nothing
+            // to it.
             for server in 0..self.sessions.len() {
                 add(self, ServerIndex(u16::try_from(server).expect("fewer than 65536 servers")), extent);
             }
@@ -533,10 +539,11 @@ impl Client {
         self.sessions[ask.server.as_usize()].enqueue(&mut self.work, id);
     }
 
-    // --- Several holders -------------------------------------------------------------------------------------------
+    // --- Several holders
+    // -------------------------------------------------------------------------------------------
 
-    /// Decides about requests that got no use of their server: what is fetched comes from another holder, what is
-    /// stored is stored if another holder is left, and everything else fails.
+    /// Decides about requests that got no use of their server: what is fetched comes from another holder,
+    /// what is stored is stored if another holder is left, and everything else fails.
     #[inline]
     fn settle(&mut self) {
         let work = &self.work;
@@ -657,20 +664,19 @@ impl Client {
         }
     }
 
-    // --- Making up for what was missed -------------------------------------------------------------------------------
+    // --- Making up for what was missed
+    // -------------------------------------------------------------------------------
 
-    /// Begins what can be read now: one piece after the other while a thread waits for something, else some at once.
+    /// Begins what can be read now and is not to wait.
     fn begin_pieces(&mut self) {
         if !self.copies.are_behind() || !self.work.rules.keep(Rule::CatchUp) {
             return;
         }
-        let busy = self.sessions.iter().any(|session| session.has_demand(&self.work));
-        let most = if busy { 1 } else { PIECES };
         for index in 0..self.sessions.len() {
             let to = ServerIndex(u16::try_from(index).expect("few"));
             while self.copies.is_behind(to)
                 && self.sessions[index].is_well()
-                && self.copies.pieces.iter().flatten().count() < most
+                && let Some(most) = self.piece_room()
             {
                 let Self { sessions, work, copies, .. } = self;
                 let pieces = &copies.pieces;
@@ -681,13 +687,24 @@ impl Client {
                     let most = source.max_pages(pages.count).min(sessions[index].max_pages(pages.count));
                     (source.is_well() && quiet && !region.has_missed(from, &[pages])).then_some(most)
                 };
-                let Some(piece) = copies.next_piece(to, self.now, takes) else {
+                let Some(piece) = copies.next_piece(to, self.now, most, takes) else {
                     self.look_at(to);
                     break;
                 };
+                self.work.pace.began(self.now);
                 self.begin_piece(slot, piece);
             }
         }
+    }
+
+    /// How many pages a piece may have that begins now, if one may.
+    fn piece_room(&self) -> Option<u32> {
+        let Work { pace, rules, .. } = &self.work;
+        let busy = pace.is_busy(self.now) && rules.keep(Rule::PiecesGiveWay);
+        if busy && !rules.keep(Rule::PiecesGoOn) {
+            return None;
+        }
+        if busy { pace.room_beside_demand(self.now) } else { pace.room() }
     }
 
     fn begin_piece(&mut self, slot: usize, piece: Piece) {
@@ -724,7 +741,7 @@ impl Client {
         let known = self.copies.regions.contains_key(&of);
         match (step, made) {
             (Step::Reading, Some(_)) if !void && there && self.name(of, to).0 != 0 => {
-                self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
+                return self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
             }
             (Step::Writing, Some(_)) if there && known => {
                 let region = self.copies.regions.get_mut(&of).expect("seen above");
@@ -743,6 +760,7 @@ impl Client {
             }
             _ => {}
         }
+        self.work.pace.ended(self.now);
     }
 
     /// The number of a request on the wire.
@@ -778,7 +796,8 @@ impl Client {
         self.work.ops_under_way()
     }
 
-    // --- The machine -----------------------------------------------------------------------------------------------
+    // --- The machine
+    // -----------------------------------------------------------------------------------------------
 
     /// Something happened. [`Client::poll`] has what follows.
     #[inline]
@@ -863,7 +882,9 @@ impl Client {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let passes = self.sessions.iter().zip(0..).filter(|(session, _)| session.is_well());
-        let passes = passes.filter_map(|(_, index)| self.copies.next_pass(ServerIndex(index)));
+        let passes = passes.map(|(_, index)| ServerIndex(index)).filter(|of| self.copies.is_behind(*of));
+        let next_piece = |of| self.copies.next_pass(of).or(self.work.pace.next_at());
+        let passes = passes.filter_map(next_piece);
         let soonest = self.sessions.iter().filter_map(|session| session.next_timeout(&self.work));
         let soonest = soonest.chain(passes.filter(|_| self.work.rules.keep(Rule::CatchUp))).min();
         // What has arrived and was not looked at does not wait.

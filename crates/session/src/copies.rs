@@ -272,12 +272,13 @@ impl Copies {
         (target.region, target.page) = (target.region, target.page).min((of, 0));
     }
 
-    /// The next piece for a server, as long as a pass lasts. `takes`: whether this part can be read now, and how many
+    /// The next piece for a server, of at most so many pages, as long as a pass lasts. `takes`: whether this part can be read now, and how many
     /// of its pages at once.
     pub fn next_piece(
         &mut self,
         server: ServerIndex,
         now: Time,
+        most: u32,
         mut takes: impl FnMut(&Region, u32, ServerIndex, Extent) -> Option<u32>,
     ) -> Option<Piece> {
         let placement = self.placement.as_ref()?;
@@ -310,7 +311,7 @@ impl Copies {
             };
             let stripe_ends = (first.0 / stripe + 1) * stripe;
             let count = u32::try_from(end.0.min(stripe_ends) - first.0).expect("less than a stripe");
-            let mut extent = Extent::new(first, count.min(PIECE_PAGES));
+            let mut extent = Extent::new(first, count.min(most));
             let mut holders = placement.holders(first).iter();
             let others = holders.by_ref().filter(|other| *other != server).collect::<Vec<_>>();
             let [from] = others[..] else {

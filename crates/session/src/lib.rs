@@ -117,6 +117,7 @@
 mod client;
 mod copies;
 mod io;
+mod pace;
 mod pages;
 mod places;
 mod rule;
@@ -129,6 +130,7 @@ pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,
 };
+pub use pace::CALM;
 pub use pages::PageSet;
 pub use places::{Known, Places, Stamp};
 pub use rule::Rule;

@@ -119,6 +119,10 @@ pub enum Rule {
     VoidPiece,
     /// A piece does not begin while a change of its pages is under way.
     QuietPiece,
+    /// While threads wait for pages, one piece at a time is under way.
+    PiecesGiveWay,
+    /// ... but one is.
+    PiecesGoOn,
     /// Where a region is made later, it has missed everything.
     NewNameMissedAll,
     /// A holder is given up early also where another one has missed some pages.
@@ -156,7 +160,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 75] = [
+    pub const ALL: [Self; 77] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -215,6 +219,8 @@ impl Rule {
         Self::StoreRepairs,
         Self::VoidPiece,
         Self::QuietPiece,
+        Self::PiecesGiveWay,
+        Self::PiecesGoOn,
         Self::NewNameMissedAll,
         Self::SpareByPages,
         Self::OnlyHolderIsAwaited,

@@ -1,5 +1,5 @@
-//! The conversation with one server: what waits to leave, what waits for an answer, and what a broken connection,
-//! a silent server or an odd answer means.
+//! The conversation with one server: what waits to leave, what waits for an answer, and what a broken
+//! connection, a silent server or an odd answer means.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -17,16 +17,17 @@ use crate::io::{
 use crate::rule::Rule;
 use crate::work::{Orphaned, Phase, Work};
 
-/// Bytes of page data that prefetches and write-backs may each have outstanding: what a demand request, or its
-/// answer, may have to wait behind. A window each, because they travel in opposite directions.
+/// Bytes of page data that prefetches and write-backs may each have outstanding: what a demand request, or
+/// its answer, may have to wait behind. A window each, because they travel in opposite directions.
 pub const BULK_WINDOW_BYTES: u64 = 512 << 10;
-/// Bytes in the link above which prefetches and write-backs wait here: what is in the link was checksummed already.
+/// Bytes in the link above which prefetches and write-backs wait here: what is in the link was checksummed
+/// already.
 pub const LINK_QUEUE_BYTES: usize = 128 << 10;
-/// A server that answers nothing is lost after one deadline; one that answers others, but never this one, after so
-/// many.
+/// A server that answers nothing is lost after one deadline; one that answers others, but never this one,
+/// after so many.
 pub const DEADLINES: u32 = 8;
-/// A server that seems to have passed a deadline is listened to once more for this long: it may be this process that
-/// had no time to send or to look.
+/// A server that seems to have passed a deadline is listened to once more for this long: it may be this
+/// process that had no time to send or to look.
 pub const LAST_CHANCE: Duration = Duration::from_secs(2);
 /// Connections that break one after the other, without an answer in between, before the server is lost.
 pub const MAX_BREAKS: u32 = 8;
@@ -34,16 +35,17 @@ pub const MAX_BREAKS: u32 = 8;
 pub const ATTEMPT: Duration = Duration::from_millis(2500);
 /// The pause after an attempt that failed.
 pub const PAUSE: Duration = Duration::from_millis(100);
-/// A server is absent after so much silence, and a quarter more to listen once more, or after so long without a
-/// connection, where every page that it holds has another holder: 150 ms in all. Stores wait no longer for it.
+/// A server is absent after so much silence, and a quarter more to listen once more, or after so long without
+/// a connection, where every page that it holds has another holder: 150 ms in all. Stores wait no longer for
+/// it.
 pub const SPARE_SILENCE: Duration = Duration::from_millis(120);
 /// ... or after the time of the slowest of late answers so many times, but not longer than this.
 const SPARE_SLOWEST: u32 = 8;
 pub const MOST_SPARE_SILENCE: Duration = Duration::from_secs(1);
 /// An absent server that is not back after so long is lost.
 pub const ABSENCE: Duration = Duration::from_secs(60);
-/// After this much silence, at least, requests for pages turn to the other holders. They come back with the first
-/// answer.
+/// After this much silence, at least, requests for pages turn to the other holders. They come back with the
+/// first answer.
 pub const SUSPICION: Duration = Duration::from_millis(20);
 /// ... and after the time of the slowest of late answers so many times.
 const SLOWEST: u32 = 4;
@@ -86,8 +88,8 @@ pub struct Session {
     connection: u32,
     identity: Option<Identity>,
     reconnects: bool,
-    /// Every page that the server holds has another holder that is there: all of these know all regions; they are
-    /// there; some pages have one.
+    /// Every page that the server holds has another holder that is there: all of these know all regions; they
+    /// are there; some pages have one.
     spare: bool,
     is_kept: bool,
     paired: bool,
@@ -194,7 +196,8 @@ impl Session {
         Self { state: State::Pausing, absent: true, reconnects: true, ..Self::new(server, op_deadline, now) }
     }
 
-    /// Joins the server anew, after it was lost: as another member, of another lease, perhaps of another run of it.
+    /// Joins the server anew, after it was lost: as another member, of another lease, perhaps of another run
+    /// of it.
     pub(crate) fn renew(&mut self, work: &Work, now: Time) {
         let mut anew = Self::absent(self.server, self.op_deadline, now);
         (anew.renewed, anew.due, anew.counts) = (true, now + PAUSE, self.counts);
@@ -241,14 +244,6 @@ impl Session {
     #[must_use]
     pub fn takes_part(&self) -> bool {
         !self.absent && self.lost().is_none()
-    }
-
-    /// Whether a thread waits for something of it.
-    pub(crate) fn has_demand(&self, work: &Work) -> bool {
-        let waits = |(number, _): &(u64, Time)| {
-            work.find(*number).is_some_and(|id| work.get(id).ask.class == Class::Demand)
-        };
-        !self.queues[Class::Demand as usize].is_empty() || self.outstanding.iter().any(waits)
     }
 
     /// Regions to free, now that it is back.
@@ -313,8 +308,8 @@ impl Session {
         self.reconnects = reconnects;
     }
 
-    /// Whether it can be done without for a while, whether the run goes on if it is lost, whether some of its pages
-    /// have another holder, and whether it has missed some.
+    /// Whether it can be done without for a while, whether the run goes on if it is lost, whether some of its
+    /// pages have another holder, and whether it has missed some.
     pub(crate) fn set_spare(&mut self, spare: bool, is_kept: bool, paired: bool, behind: bool, now: Time) {
         if spare && !self.spare && !self.absent {
             self.spare_at = now;
@@ -383,7 +378,8 @@ impl Session {
         }
     }
 
-    // --- Sending ---------------------------------------------------------------------------------------------------
+    // --- Sending
+    // ---------------------------------------------------------------------------------------------------
 
     /// The next request that may leave.
     pub(crate) fn next_to_send(&mut self, work: &mut Work, now: Time) -> Option<Output> {
@@ -472,8 +468,8 @@ impl Session {
             || !work.rules.keep(Rule::SpareCredits)
     }
 
-    /// Whether an unanswered request reads some of these bytes: after a break it is asked again, and would read what
-    /// was changed since.
+    /// Whether an unanswered request reads some of these bytes: after a break it is asked again, and would
+    /// read what was changed since.
     fn is_being_read(&self, work: &Work, region: RegionId, (low, high): (u64, u64)) -> bool {
         work.rules.keep(Rule::ReadsBeforeChanges)
             && self.outstanding.iter().any(|(number, _)| {
@@ -516,7 +512,8 @@ impl Session {
         }
     }
 
-    // --- Answers ---------------------------------------------------------------------------------------------------
+    // --- Answers
+    // ---------------------------------------------------------------------------------------------------
 
     /// A head with its table has arrived.
     pub(crate) fn head(&mut self, work: &mut Work, link: LinkId, header: &Header, now: Time) {
@@ -661,6 +658,8 @@ impl Session {
         let wanted = request.ask.wanted && damaged.is_none();
         if let Some(piece) = request.ask.piece {
             work.steps.push_back((piece, Some(RegionId(0))));
+        } else if request.ask.class == Class::Demand && request.ask.opcode == Opcode::Get {
+            work.pace.answered(request.made_at, now);
         }
         work.outputs.push_back(Output::Answered { link, request: id, number, wanted, refused: false });
         self.end_request(work, id);
@@ -720,7 +719,8 @@ impl Session {
         }
     }
 
-    // --- Time ------------------------------------------------------------------------------------------------------
+    // --- Time
+    // ------------------------------------------------------------------------------------------------------
 
     /// Acts on what is due. What has arrived is to be told before.
     pub(crate) fn time(&mut self, work: &mut Work, now: Time) {
@@ -922,7 +922,8 @@ impl Session {
         }
     }
 
-    // --- Breaking and coming back ----------------------------------------------------------------------------------
+    // --- Breaking and coming back
+    // ----------------------------------------------------------------------------------
 
     /// The connection is of no use any more: makes it again, or gives the server up.
     pub(crate) fn down(&mut self, work: &mut Work, link: LinkId, why: Break, now: Time) {
@@ -967,8 +968,9 @@ impl Session {
         grace.min(self.most_silence(work))
     }
 
-    /// What had no answer goes back to the front of its queue, in order and under its number: the server answers a
-    /// connection's stores in the order in which they came and remembers updates and regions by their numbers.
+    /// What had no answer goes back to the front of its queue, in order and under its number: the server
+    /// answers a connection's stores in the order in which they came and remembers updates and regions by
+    /// their numbers.
     fn requeue(&mut self, work: &mut Work) {
         let mut unanswered = std::mem::take(&mut self.outstanding);
         if !work.rules.keep(Rule::ResendInOrder) {

@@ -11,7 +11,8 @@ use rampool_paging::placement::ServerIndex;
 use rampool_wire::frame::{Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, PageIndex};
 
-use crate::io::{Ask, Lost, OpId, Outcome, Output, RequestId, Time, What};
+use crate::io::{Ask, Class, Lost, OpId, Outcome, Output, RequestId, Time, What};
+use crate::pace::Pace;
 use crate::rule::{Rule, Rules};
 
 /// One request, without its body.
@@ -105,6 +106,7 @@ pub(crate) struct Work {
     pub changed: bool,
     /// A server is well again since that was looked at.
     pub well_again: bool,
+    pub pace: Pace,
     pub rules: Rules,
 }
 
@@ -164,6 +166,9 @@ impl Work {
         };
         if let Some(op) = ask.op {
             self.ops[op.0 as usize].parts += 1;
+        }
+        if ask.class == Class::Demand {
+            self.pace.demanded(now);
         }
     }
 

@@ -44,7 +44,7 @@ impl Rate {
     pub fn burst_bytes(self) -> u32 {
         match self {
             Self::HundredMbit => 2 << 10,
-            Self::OneGbit => 5 << 10,
+            Self::OneGbit => 20 << 10,
             Self::TenGbit => 256 << 10,
         }
     }
@@ -81,6 +81,10 @@ impl Link {
         tool(&here, "ip", &["link", "set", "far", "netns", &path])?;
         for (namespace, device, address) in ends {
             tool(namespace, "ip", &["link", "set", "lo", "up"])?;
+            // What is longer than the bucket, the kernel cuts up. That takes its CPUs longer than the link,
+            // where both directions are busy.
+            let longest = (rate.burst_bytes() * 4 / 5).min(64 << 10).to_string();
+            tool(namespace, "ip", &["link", "set", device, "gso_max_size", &longest])?;
             tool(namespace, "ip", &["addr", "add", &format!("{address}/30"), "dev", device])?;
             tool(namespace, "ip", &["link", "set", device, "up"])?;
             let mut arguments = vec!["qdisc", "add", "dev", device, "root", "tbf"];

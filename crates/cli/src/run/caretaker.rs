@@ -14,7 +14,7 @@ use rampool_kernel::words::remark;
 use rampool_run::fork_fallback::ForkFallback;
 use rampool_run::process_registry::ProcessRegistry;
 
-use super::PrivateServer;
+use super::private::PrivateServer;
 use super::redundancy::Redundancy;
 use crate::rundir::{self, RunDir};
 

@@ -1,5 +1,5 @@
-//! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are back, and
-//! tells the processes of the run.
+//! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are
+//! back, and tells the processes of the run.
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ pub struct Redundancy {
     settings: Settings,
     knocked: Instant,
     silent: Vec<bool>,
+    /// Servers of which was said that they have no room.
+    full: Vec<String>,
     misses: bool,
     said: Instant,
 }
@@ -26,7 +28,14 @@ pub struct Redundancy {
 impl Redundancy {
     pub fn new(settings: Settings) -> Self {
         let silent = vec![false; settings.ticket.servers().count()];
-        Self { settings, knocked: Instant::now(), silent, misses: false, said: Instant::now() }
+        Self {
+            settings,
+            knocked: Instant::now(),
+            silent,
+            full: Vec::new(),
+            misses: false,
+            said: Instant::now(),
+        }
     }
 
     /// Call this several times a second.
@@ -47,6 +56,7 @@ impl Redundancy {
         processes.retain(|process| rundir::lives(process.pid));
         self.tell_silent(pool, &processes);
         self.tell_whole(pool, &processes);
+        self.tell_full(pool);
         if self.knocked.elapsed() >= KNOCK_EVERY {
             self.knocked = Instant::now();
             for server in pool.lost_servers().collect::<Vec<_>>() {
@@ -66,6 +76,18 @@ impl Redundancy {
         if silent != self.silent && Settings::write_silent(&self.settings.run_dir, &silent).is_ok() {
             self.silent = silent;
         }
+    }
+
+    /// Says once of a server that is back that it has no room for its share.
+    fn tell_full(&mut self, pool: &Pool) {
+        let full = pool.servers_without_room();
+        for (name, wanted, free) in full.filter(|(name, ..)| !self.full.iter().any(|full| full == name)) {
+            remark(&format!(
+                "rampool: server {name} is back and has no room for its share of this run: {wanted} are needed, {free} are \
+                 free there. It is asked every second; free memory there, or restart it with more --memory"
+            ));
+        }
+        self.full = pool.servers_without_room().map(|(name, ..)| name.to_owned()).collect();
     }
 
     /// Says once when every page has all of its copies again, and now and then how far that is.

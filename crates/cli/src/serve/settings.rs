@@ -165,6 +165,12 @@ pub struct Args {
     #[serde(skip)]
     until_stdin_closes: bool,
 
+    /// Keep what is lent in a file on a disk, below this directory, instead of memory. The file has no name,
+    /// and goes with the server [default: in memory]
+    #[arg(long, env = "RAMPOOL_SERVE_DISK", value_name = "DIR")]
+    #[serde(default)]
+    disk: Option<PathBuf>,
+
     /// Let clients read the memory of all leases themselves: for a process that starts a server for its own
     /// programs
     #[arg(long, hide = true)]
@@ -236,6 +242,7 @@ pub struct Settings {
     pub ready_file: Option<PathBuf>,
     pub until_stdin_closes: bool,
     pub open_frames: bool,
+    pub disk: Option<PathBuf>,
 }
 
 impl Args {
@@ -305,6 +312,7 @@ impl Args {
             ready_file: self.ready_file.or(file.ready_file),
             until_stdin_closes: self.until_stdin_closes,
             open_frames: self.open_frames,
+            disk: self.disk.or(file.disk),
         })
     }
 }

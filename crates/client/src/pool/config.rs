@@ -50,6 +50,8 @@ pub enum Copies {
     /// On two. Any one server may be lost. Open regions, queues and everything else of the direct view have one copy
     /// all the same.
     Two,
+    /// On one of the servers and on the last one, which is read only where that one is lost.
+    WithBackup,
     /// On two where there are two servers with room for that, else on one ([`super::Pool::copies`] says which).
     TwoIfTheyFit,
 }

@@ -63,6 +63,8 @@ pub(super) struct Server {
     pub is_away: bool,
     /// It is lost, and is joined anew as soon as it can be reached.
     pub is_renewed: bool,
+    /// It is there, and its answer to the lease that was asked for anew was that only so many bytes are free.
+    pub free_bytes: Option<u64>,
     /// What it granted when it was joined last.
     pub granted: Option<Granted>,
     /// Stores whose frame has left since the last look.
@@ -133,6 +135,7 @@ impl Server {
             lost: None,
             is_away: false,
             is_renewed: false,
+            free_bytes: None,
             granted: None,
             departed: Rc::default(),
             head: None,

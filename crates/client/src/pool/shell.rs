@@ -487,6 +487,7 @@ impl Shell {
                 Ok(Reached::Answer(header, granted)) => {
                     let grant = granted.as_ref().map(Grant::from);
                     server.granted = granted;
+                    server.free_bytes = (header.status == Status::LeaseRefused).then_some(header.arg);
                     return self.hear(now, Input::Attached { link, header, grant });
                 }
                 Err(trouble) => return self.failed(link, trouble, now),

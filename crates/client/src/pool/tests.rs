@@ -949,6 +949,32 @@ fn each_server_is_restarted_in_turn_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_server_without_room_for_its_share_says_how_much_is_free() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut owner = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let (server, wanted) = (ServerIndex(0), owner.leased[0]);
+    owner.create_region().unwrap();
+    fakes[0].restart();
+    fakes[0].state().lendable = wanted - MIB;
+    degraded(&mut owner);
+    for round in 0..2 {
+        assert!(owner.lease_anew(server));
+        let until = Instant::now() + WATCHDOG;
+        while owner.lost_servers().next().is_none() {
+            assert!(Instant::now() < until);
+            assert!(owner.next_event(Instant::now() + Duration::from_millis(20)).unwrap().is_none());
+        }
+        let name = fakes[0].endpoint.to_string();
+        let without_room = owner.servers_without_room().collect::<Vec<_>>();
+        assert_eq!(without_room, [(&*name, ByteLen(wanted), ByteLen(wanted - MIB))], "round {round}");
+    }
+    fakes[0].state().lendable = wanted;
+    assert!(owner.lease_anew(server));
+    wait_for(&mut owner, |event| matches!(event, PoolEvent::CaughtUp { .. }));
+    assert_eq!(owner.servers_without_room().count(), 0);
+}
+
+#[test]
 fn names_of_another_lease_are_neither_taken_over_nor_freed() {
     let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
     let mut owner = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();

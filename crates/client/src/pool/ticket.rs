@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rampool_paging::placement::ServerIndex;
+use rampool_paging::placement::{Placement, PlacementError, ServerIndex};
 use rampool_session::{HandedOver, History, PageSet};
 use rampool_wire::frame::{LeaseId, LeaseToken, MAX_PAGE_INDEX, MemberId, RegionId};
 use rampool_wire::units::ByteLen;
@@ -24,6 +24,8 @@ pub struct LeaseTicket {
     pub(super) stripe_pages: u32,
     /// Of each page.
     pub(super) copies: u8,
+    /// Whether the last server has the second copy of each page.
+    pub(super) backup: bool,
     pub(super) parts: Vec<LeasePart>,
 }
 
@@ -100,7 +102,8 @@ pub enum TicketError {
 
 impl fmt::Display for LeaseTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{LEASE_MARK};{}*{}", self.stripe_pages, self.copies)?;
+        let backup = if self.backup { "b" } else { "" };
+        write!(f, "{LEASE_MARK};{}*{}{backup}", self.stripe_pages, self.copies)?;
         for part in &self.parts {
             write!(f, ";{:x},", part.lease.0)?;
             for byte in part.token.0 {
@@ -121,11 +124,12 @@ impl FromStr for LeaseTicket {
         if fields.next() != Some(LEASE_MARK) {
             return Err(TicketError::Mark);
         }
-        let (stripe_pages, copies) = fields
-            .next()
-            .and_then(|field| field.split_once('*'))
-            .and_then(|(pages, copies)| Some((pages.parse().ok()?, copies.parse().ok()?)))
-            .ok_or(TicketError::Malformed)?;
+        let (stripe_pages, copies) =
+            fields.next().and_then(|field| field.split_once('*')).ok_or(TicketError::Malformed)?;
+        let (copies, backup) = copies.strip_suffix('b').map_or((copies, false), |copies| (copies, true));
+        let number = |text: &str| text.parse().map_err(|_| TicketError::Malformed);
+        let (stripe_pages, copies) = (number(stripe_pages)?, number(copies)?);
+        let copies = u8::try_from(copies).map_err(|_| TicketError::Malformed)?;
         let mut parts = Vec::new();
         for field in fields {
             let mut words = field.splitn(3, ',');
@@ -141,7 +145,7 @@ impl FromStr for LeaseTicket {
         if parts.is_empty() {
             return Err(TicketError::Malformed);
         }
-        Ok(Self { stripe_pages, copies, parts })
+        Ok(Self { stripe_pages, copies, backup, parts })
     }
 }
 
@@ -167,6 +171,15 @@ impl LeaseTicket {
     /// What the lease is called there, in the same order.
     pub fn leases(&self) -> impl Iterator<Item = LeaseId> {
         self.parts.iter().map(|part| part.lease)
+    }
+
+    /// Where pages lie.
+    pub(super) fn placement(&self) -> Result<Placement, PlacementError> {
+        if self.backup {
+            Placement::with_backup(&self.weights(), self.stripe_pages)
+        } else {
+            Placement::new(&self.weights(), self.stripe_pages, self.copies)
+        }
     }
 
     /// The weights by which pages are placed.
@@ -299,6 +312,7 @@ mod tests {
         let ticket = LeaseTicket {
             stripe_pages: 64,
             copies: 2,
+            backup: false,
             parts: vec![
                 LeasePart {
                     server: "127.0.0.1:7000=1048576".parse().unwrap(),

@@ -239,9 +239,8 @@ impl Stream {
                 (Peer::Tcp(address), local)
             }
             None => {
-                let credentials = rustix::net::sockopt::socket_peercred(&socket)?;
-                let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
-                (Peer::Unix { pid, uid: credentials.uid.as_raw() }, true)
+                let credentials = credentials_of_peer(socket.as_fd())?;
+                (Peer::Unix { pid: credentials.pid.unsigned_abs(), uid: credentials.uid }, true)
             }
         };
         Ok(Self { fd: socket.into(), peer, local })
@@ -518,6 +517,19 @@ impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Who made a Unix socket's other end. The process has the number 0 where it is in no namespace of ours, as
+/// when one of the two runs in a container: the crates that ask the kernel for this take that for an error.
+fn credentials_of_peer(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&found)).expect("a few bytes");
+    // SAFETY: an open descriptor, a place for a `ucred`, and its length.
+    let done = unsafe {
+        let place = (&raw mut found).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut bytes)
+    };
+    if done == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
 }
 
 pub(crate) fn iovec(piece: Piece) -> libc::iovec {

@@ -7,6 +7,7 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 
 use super::{Pager, intersect, page_count, pages_at};
 use crate::backing::Backing;
+use crate::fault::FaultCatcher;
 
 impl<B: Backing> Pager<B> {
     /// Takes `[start, start + bytes)` over: registers it and tells the cache which of its pages are present.
@@ -105,10 +106,7 @@ impl<B: Backing> Pager<B> {
 
     /// The parts of `[start, end)` that are not managed and may be, in address order.
     fn unmanaged(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
-        let mut holes = self.left_out.clone();
-        own_mappings(|from, to| holes.push((from, to)));
-        holes.retain(|&(from, to)| from < end && to > start);
-        holes.sort_unstable();
+        let holes = not_to_be_managed(start, end, &self.left_out);
         let mut parts = Vec::new();
         self.space.gaps(start, end, |from, to| subtract((from, to), &holes, &mut parts));
         parts
@@ -198,6 +196,29 @@ impl<B: Backing> Pager<B> {
         // kernel's own answer.
         let _ = self.adopt_whole(&maps, start, end);
     }
+}
+
+/// Before there is a pager: threads that touch absent pages of `[start, end)`, except in `left_out`, wait
+/// until one serves these faults, which takes the memory over. Nothing else changes. Only where the kernel
+/// waits for pages in system calls too; elsewhere nothing is done.
+///
+/// The caller makes the pager soon, needs no absent page of that memory until then, and no other thread of
+/// the process changes our own mappings meanwhile.
+pub fn hold_absent(faults: &FaultCatcher, start: usize, end: usize, left_out: &[(usize, usize)]) {
+    let mut parts = Vec::new();
+    subtract((start, end), &not_to_be_managed(start, end, left_out), &mut parts);
+    for (from, to) in parts {
+        faults.hold_absent(from, to - from);
+    }
+}
+
+/// Our own mappings in `[start, end)`, and what is left out, in address order.
+fn not_to_be_managed(start: usize, end: usize, left_out: &[(usize, usize)]) -> Vec<(usize, usize)> {
+    let mut holes = left_out.to_vec();
+    own_mappings(|from, to| holes.push((from, to)));
+    holes.retain(|&(from, to)| from < end && to > start);
+    holes.sort_unstable();
+    holes
 }
 
 /// Appends the parts of `range` that none of `holes` (sorted) covers.

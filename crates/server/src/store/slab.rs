@@ -15,10 +15,11 @@ use rampool_wire::places::{PLAN_BYTES, Place, Plan};
 use rampool_wire::units::OS_PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munlock, munmap};
 use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const SLOT_BITS: u32 = 16;
 /// Empty slabs of the largest frames, which any page fits, that an arena keeps: as much as one answer has, so
@@ -33,6 +34,7 @@ pub struct Slabs {
     lock: bool,
     /// Where slabs are mapped, if not each on its own.
     file: Option<FramesFile>,
+    disk: Option<Disk>,
     cells: Box<[Cell]>,
     arenas: Vec<Mutex<Arena>>,
     /// Numbers of slabs that are not mapped, lowest last.
@@ -86,6 +88,30 @@ impl FramesFile {
     }
 }
 
+/// Slabs in a file on a disk, by their numbers. Room for one is taken on the disk before it is touched: a
+/// write to a page that finds none would be a SIGBUS.
+struct Disk {
+    memory: SealedMemory,
+    file: Arc<File>,
+}
+
+impl Disk {
+    fn create(file: &Arc<File>, bytes: usize) -> Option<Self> {
+        file.set_len(bytes as u64).ok()?;
+        let memory = SealedMemory::over(file.as_fd(), bytes).ok()?;
+        // SAFETY: our own mapping, of this length. A forked child has no use for it.
+        let _ = unsafe { madvise(memory.span(0, bytes).cast(), bytes, Advice::LinuxDontFork) };
+        Some(Self { memory, file: Arc::clone(file) })
+    }
+
+    /// The first byte of a slab; `None`: the disk is full.
+    fn take(&self, number: u32, slab_bytes: usize) -> Option<*mut u8> {
+        let offset = number as usize * slab_bytes;
+        sealed::take_room(self.file.as_fd(), offset, slab_bytes).ok()?;
+        Some(self.memory.span(offset, slab_bytes))
+    }
+}
+
 /// What can be asked about a slab without a lock. Only for slabs with a frame that the asker has a reference
 /// to.
 #[derive(Default)]
@@ -123,6 +149,10 @@ impl Slabs {
         if config.open && file.is_none() {
             tracing::warn!("the kernel does not allow a file for the frames: clients ask for each page");
         }
+        let disk = config.disk.as_ref().map(|file| {
+            let bytes = max_slabs.checked_mul(slab_bytes).expect("no machine has so many addresses");
+            Disk::create(file, bytes).expect("the file was made by this process, which can map it")
+        });
         let arena = || {
             Mutex::new(Arena { partial: vec![BTreeSet::new(); sizes.len()], slots: HashMap::new(), spare: 0 })
         };
@@ -132,6 +162,7 @@ impl Slabs {
             slab_bytes,
             lock,
             file,
+            disk,
             cells: (0..max_slabs).map(|_| Cell::default()).collect(),
             unmapped: Mutex::new(
                 (0..u32::try_from(max_slabs).expect("fewer than 2^32 slabs")).rev().collect(),
@@ -414,6 +445,9 @@ impl Slabs {
             }
             return Some(base);
         }
+        if let Some(disk) = &self.disk {
+            return disk.take(number, self.slab_bytes);
+        }
         let (bytes, align) = (self.slab_bytes, self.slab_bytes);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice; the ends beyond the aligned
         // middle are unmapped again, and no other code knows of them.
@@ -451,8 +485,13 @@ impl Slabs {
         // SAFETY: the pointer came from `Box::into_raw` and was taken out of its cell just now; there is no
         // reference to a frame of the slab.
         let slab = unsafe { Box::from_raw(slab) };
-        match &self.file {
-            Some(file) => {
+        match (&self.file, &self.disk) {
+            (_, Some(disk)) => {
+                // The file system gets the room back; a page that it does not take is written over.
+                let offset = number as usize * self.slab_bytes;
+                let _ = sealed::give_back(disk.file.as_fd(), offset, self.slab_bytes);
+            }
+            (Some(file), None) => {
                 // SAFETY: a part of our own mapping.
                 let _ = unsafe { munlock(slab.base.cast(), self.slab_bytes) };
                 // What the kernel does not take back is written over when the slab is mapped again.
@@ -460,7 +499,7 @@ impl Slabs {
                     sealed::give_back(file.fd.as_fd(), file.slab(number, self.slab_bytes).1, self.slab_bytes);
             }
             // SAFETY: our own mapping, of this size, with no frame in use.
-            None => unsafe { munmap(slab.base.cast(), self.slab_bytes) }.expect("our own mapping"),
+            (None, None) => unsafe { munmap(slab.base.cast(), self.slab_bytes) }.expect("our own mapping"),
         }
         self.held_slabs.fetch_sub(1, Ordering::Relaxed);
         let mut unmapped = self.unmapped.lock().unwrap_or_else(PoisonError::into_inner);

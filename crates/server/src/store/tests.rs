@@ -8,12 +8,12 @@ use rampool_wire::units::OS_PAGE_BYTES;
 use std::os::unix::fs::FileExt;
 
 fn config(memory_bytes: u64, arenas: usize) -> StoreConfig {
-    StoreConfig { memory_bytes, arenas, transit_bytes: 0, lock: false, open: false }
+    StoreConfig { memory_bytes, arenas, transit_bytes: 0, lock: false, open: false, disk: None }
 }
 
 fn stores(memory_bytes: u64, arenas: usize) -> Vec<Box<dyn PageStore>> {
     let config = config(memory_bytes, arenas);
-    let open = StoreConfig { open: true, ..config };
+    let open = StoreConfig { open: true, ..config.clone() };
     vec![
         Box::new(RawStore::new(&config)),
         Box::new(CompressedStore::new(&config)),

@@ -26,6 +26,11 @@ pub enum Pattern {
         at: Vec<u64>,
         turn: usize,
     },
+    /// What a program did.
+    Recorded {
+        pages: Vec<u64>,
+        at: usize,
+    },
 }
 
 impl Pattern {
@@ -73,6 +78,10 @@ impl Pattern {
                 let page = at[*turn] % pages;
                 at[*turn] = page + 1;
                 page
+            }
+            Self::Recorded { pages, at } => {
+                *at += 1;
+                pages[(*at - 1) % pages.len()]
             }
         }
     }

@@ -15,12 +15,14 @@ use super::pattern::Pattern;
 use crate::rng::Rng;
 
 /// Which accesses are stores.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Writes {
     Never,
     OneIn(u64),
     /// Every access number `n` with `n % ways == 0`: one of the arrays of an interleaved walk.
     OneWayOf(usize),
+    /// Of each access, whether it is one.
+    Recorded(Vec<bool>),
 }
 
 /// A workload: how a program walks, over how many pages, how long, and with how much local memory.
@@ -145,10 +147,11 @@ pub fn measure(workload: &Workload, config: CacheConfig, fetch_delay: usize) -> 
     };
     let mut rng = Rng::new(11);
     for (at, page) in workload.trace().into_iter().enumerate() {
-        let write = match workload.writes {
+        let write = match &workload.writes {
             Writes::Never => false,
-            Writes::OneIn(odds) => rng.one_in(odds),
+            Writes::OneIn(odds) => rng.one_in(*odds),
             Writes::OneWayOf(ways) => at % ways == 0,
+            Writes::Recorded(writes) => writes[at],
         };
         world.access(page, write, &mut score);
     }
@@ -350,6 +353,28 @@ pub fn optimum_misses(trace: &[u64], budget: u64) -> u64 {
         }
     }
     misses
+}
+
+/// What a program did, as `bench/traces.py` records it: little-endian words of 32 bits, each twice the number
+/// of a page, and one more for a store. With this share of its pages as local memory.
+///
+/// # Panics
+/// Where these are not whole words, or none.
+#[must_use]
+pub fn recorded(name: &'static str, bytes: &[u8], percent: u64) -> Workload {
+    let (words, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty() && !words.is_empty(), "{name}: not a trace");
+    let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    let pages: Vec<u64> = words.iter().map(|word| u64::from(word >> 1)).collect();
+    let most = pages.iter().max().expect("not empty") + 1;
+    Workload {
+        name,
+        accesses: pages.len(),
+        pattern: Pattern::Recorded { pages, at: 0 },
+        pages: most,
+        budget: most * percent / 100,
+        writes: Writes::Recorded(words.iter().map(|word| word & 1 == 1).collect()),
+    }
 }
 
 /// The table's workloads, in proportion to a budget in pages.

@@ -75,6 +75,8 @@ pub struct Plan {
     pub child: bool,
     /// Servers that are lost are joined anew.
     pub renews: bool,
+    /// A thread of the program fetches a page every few milliseconds, also when everything else is over.
+    pub watches: bool,
     pub faults: Faults,
     /// A rule that is left out.
     pub omit: Option<Rule>,
@@ -124,6 +126,7 @@ impl Plan {
             lie: None,
             child: servers > 1 && seed.is_multiple_of(2) && !faults.lies && !rng.one_in(4),
             renews: servers > 1 && seed.is_multiple_of(2) && !faults.lies && rng.one_in(2),
+            watches: seed.is_multiple_of(2) && rng.one_in(6),
             faults,
             omit: None,
         }
@@ -132,7 +135,7 @@ impl Plan {
     /// A run in which this rule has much to do, if a seed alone rarely gives it that.
     #[must_use]
     pub fn stressing(rule: Rule, seed: u64) -> Self {
-        let plan = Self { child: false, renews: false, ..Self::from_seed(seed) };
+        let plan = Self { child: false, renews: false, watches: false, ..Self::from_seed(seed) };
         let none = Faults::NONE;
         let lies =
             |lie| Self { faults: Faults { lies: true, ..none }, lie: Some(lie), servers: 3, ..plan.clone() };
@@ -180,12 +183,16 @@ impl Plan {
             | Rule::CatchUp
             | Rule::StoreRepairs
             | Rule::VoidPiece
-            | Rule::QuietPiece
             | Rule::NewNameMissedAll
             | Rule::FreesLater
             | Rule::MissedIsInherited
             | Rule::SpareByPages
             | Rule::OnlyHolderIsAwaited => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
+            },
+            Rule::QuietPiece | Rule::PiecesGiveWay | Rule::PiecesGoOn => Self {
+                watches: true,
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
             },

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_session::{
-    ABSENCE, ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Fill,
-    Grant, HandedOver, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE, Outcome,
-    Output, PAUSE, PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
+    ABSENCE, ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, CALM, Class, Client, DEADLINES, Failed,
+    Fill, Grant, HandedOver, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE,
+    Outcome, Output, PAUSE, PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
 };
 use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -173,6 +173,7 @@ enum Event {
     Refused(LinkId),
     Flush(LinkId),
     Program,
+    Watch,
     Fault,
     Knock,
     Expire(ServerIndex),
@@ -356,6 +357,8 @@ struct Process {
     fork: Option<Fork>,
     /// What each piece has read.
     pieces: [Vec<u64>; PIECES],
+    /// When a thread began to wait for something last.
+    demanded_at: Option<u64>,
     counters: Vec<[u64; COUNTERS]>,
     answers: VecDeque<(ServerIndex, ToClient)>,
     /// The head that the shell just told of.
@@ -458,6 +461,9 @@ impl World {
         world.me.client.open_region(Time(0), 0, names, Some(History::default()));
         world.at(0, Event::Program);
         world.at(1, Event::Fault);
+        if world.plan.watches {
+            world.at(3, Event::Watch);
+        }
         if world.plan.renews {
             world.at(2, Event::Knock);
         }
@@ -1106,6 +1112,11 @@ impl World {
                 let sends = conn.out.iter().any(|frame| frame.token == token);
                 assert!(!receives && !sends, "memory-returned: {link:?} still has memory of piece {piece}");
             }
+            let waits = self.me.demanded_at.is_some_and(|at| {
+                at < self.now && self.now - at < u64::try_from(CALM.as_nanos()).expect("short")
+            });
+            let others = self.me.bodies.values().filter(|body| body.ask.piece.is_some_and(|of| of != piece));
+            assert!(!waits || others.count() == 0, "pieces-give-way: to what threads wait for");
         }
         self.note(request, ask, asked, None);
     }
@@ -1563,6 +1574,7 @@ impl World {
             }
             Event::Flush(link) => self.flush(link),
             Event::Program => self.program(),
+            Event::Watch => self.watch(),
             Event::Fault => self.fault(),
             Event::Knock => self.knock(),
             Event::Expire(server) => {
@@ -2041,6 +2053,25 @@ impl World {
         self.pump();
     }
 
+    /// A thread that waits for a page again and again.
+    fn watch(&mut self) {
+        let pause = self.rng.between(5 * MS, 50 * MS);
+        self.at(pause, Event::Watch);
+        let is_held_up = self.now < self.me.paused_until || self.me.fork.is_some();
+        if is_held_up || self.me.client.region(self.me.of).is_none() || self.me.ops.len() > 600 {
+            return;
+        }
+        let page = self.rng.below(PAGES);
+        let kept = &mut self.me.pages[usize::try_from(page).expect("few")];
+        if kept.stores == 0 {
+            kept.fetches += 1;
+            let token = self.begin(Kind::Fetch, vec![(page, 0)]);
+            let extent = Extent::page(PageIndex(page));
+            self.pages_of(token, Class::Demand, Opcode::Get, &[extent], &[]);
+            self.pump();
+        }
+    }
+
     fn extents(&mut self, allowed: impl Fn(&Page) -> bool) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
         for _ in 0..self.rng.between(1, 3) {
@@ -2156,7 +2187,10 @@ impl World {
         }
         match ask.class {
             Class::Control => _ = judge.control.insert(id),
-            Class::Demand => _ = judge.demand.insert(id),
+            Class::Demand => {
+                judge.demand.insert(id);
+                self.me.demanded_at = Some(self.now);
+            }
             _ => {}
         }
         let made_at = self.now;
@@ -2512,6 +2546,7 @@ impl Process {
             of: 0,
             fork: None,
             pieces: Default::default(),
+            demanded_at: None,
             counters: vec![[0; COUNTERS]; usize::from(plan.servers)],
             answers: VecDeque::new(),
             head: None,
