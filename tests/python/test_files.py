@@ -7,6 +7,9 @@ import rampool
 
 pytest.importorskip("fsspec")
 
+# Without an installed package its entry point is not there.
+import rampool.fsspec  # noqa: E402, F401
+
 
 def test_filesystems_of_a_pool_have_the_same_files(pool, server):
     import fsspec
