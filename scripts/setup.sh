@@ -128,7 +128,9 @@ wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
 test) python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' || exit 1 ;;
 test-python)
     python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'mypy:mypy>=1.11' 'pandas:pandas' 'pyarrow:pyarrow' 'ipykernel:ipykernel' \
-        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'polars:polars' 'uv:uv' || exit 1
+        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'polars:polars' 'uv:uv' 'xarray:xarray' 'zarr:zarr>=3' || exit 1
+    # Not for every Python: without it its tests are left out.
+    python_packages 'ray:ray' 2>/dev/null
     if /usr/bin/python3 -c 'import sys, torch; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && ! .venv-torch/bin/python -c 'import numpy, pytest, torch' 2>/dev/null; then
         # That build of PyTorch is for NumPy 1.
         /usr/bin/python3 -m venv --system-site-packages .venv-torch &&

@@ -76,7 +76,7 @@ def whole(words):
         if TORCH.is_dir():
             install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
             run(TORCH / "pip", *install, wheels[0])
-            test(TORCH, HERE / "test_torch.py", HERE / "test_doctests.py")
+            test(TORCH, HERE / "test_torch.py", HERE / "test_doctests.py", HERE / "test_examples.py")
         run(VENV / "python", "-m", "mypy", "--strict", "-p", "rampool")
         run(
             VENV / "python",

@@ -46,6 +46,11 @@ def values(random, shape, kind):
     return np.ndarray(shape, kind, bits)
 
 
+def viewing(key):
+    """As NumPy: with `...` one element is a view, too."""
+    return (*(key if isinstance(key, tuple) else (key,)), *([] if key is ... else [...]))
+
+
 def outcome(f):
     try:
         return f()
@@ -69,7 +74,13 @@ def same(there, here, terms, what):
         finite = terms[np.isfinite(terms)]
         size = np.abs(finite.astype("G" if terms.dtype.kind == "c" else "g")).sum()
         tolerance = float(np.finfo(want.dtype).eps) * float(size) * 32
-    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance, equal_nan=True, err_msg=str(what))
+    close(got, want, tolerance, what)
+
+
+def close(got, want, tolerance, what):
+    """Each part of complex numbers by itself: one of them may be without end."""
+    for part in ("real", "imag") if want.dtype.kind == "c" else ("real",):
+        np.testing.assert_allclose(getattr(got, part), getattr(want, part), rtol=0, atol=tolerance, equal_nan=True, err_msg=str(what))
 
 
 def reductions(there, here, what, **where):
@@ -91,7 +102,7 @@ def test_reductions_are_numpys(pool, dtype, seed):
         there = pool.remote(None, shape, kind)
         there[...] = here
         for key in PARTS if len(shape) == 2 else [...]:
-            part, same_part = there.at[key], np.asarray(here[key])
+            part, same_part = there[viewing(key)], np.asarray(here[key])
             reductions(part, same_part, (dtype, shape, key))
             mask = random.random(same_part.shape) < 0.3
             reductions(part, same_part, (dtype, shape, key, "mask"), where=mask, mask=mask)
@@ -100,11 +111,13 @@ def test_reductions_are_numpys(pool, dtype, seed):
                 operand = operands[random.integers(len(operands))]
                 mask = outcome(lambda: test(same_part, operand))
                 what = (dtype, shape, key, test.__name__, operand)
+                if isinstance(mask, bool):
+                    continue  # NumPy 1, of what it does not compare
                 if not isinstance(mask, (np.ndarray, np.bool_)) or mask.dtype != bool:
                     assert isinstance(outcome(lambda: part.sum(where=test(part, operand))), TypeError), what
                 else:
                     reductions(part, same_part, what, where=test(part, operand), mask=mask)
-                    got = test(part, operand).positions()
+                    got = np.flatnonzero(test(part, operand))
                     np.testing.assert_array_equal(got, np.flatnonzero(mask), err_msg=str(what))
         there.free()
 
@@ -114,7 +127,7 @@ def test_one_element_is_written_as_it_is(pool, dtype):
     there = pool.remote(None, (2, 3), dtype)
     there[1, 2] = np.asarray(7, dtype)
     there[0] = np.asarray([1, 2, 3], dtype)
-    there.at[1, 0][...] = np.asarray(5, dtype)
+    there[1, 0, ...][...] = np.asarray(5, dtype)
     assert there[1, 2] == np.asarray(7, dtype) and there[1, 0] == np.asarray(5, dtype)
     np.testing.assert_array_equal(there[0], np.asarray([1, 2, 3], dtype))
 
@@ -135,11 +148,11 @@ def test_a_mean_of_complex_numbers_is_complex(pool):
 def test_nan_is_the_least_and_the_greatest(pool, dtype):
     there = pool.remote(None, (3, 2), dtype)
     there[...] = [[1, 2], [np.nan, 3], [4, 5]]
-    for part in (there, there.at[::-1, 0], there.at[1, 0]):
+    for part in (there, there[::-1, 0], there[1, 0, ...]):
         assert np.isnan(part.min()) and np.isnan(part.max())
-    assert (there.at[:, 1].min(), there.max(where=there > 1), there.min(where=there < 5)) == (2, 5, 1)
+    assert (there[:, 1].min(), there.max(where=there > 1), there.min(where=there < 5)) == (2, 5, 1)
     assert np.isnan(there.min(where=there != 1)) and np.isnan(there.max(where=there != np.nan))
-    assert np.isnan(there.at[:, 0].max(where=there.at[:, 1] == 3))
+    assert np.isnan(there[:, 0].max(where=there[:, 1] == 3))
     assert there.min(where=~np.isnan(there[...])) == 1
 
 
@@ -149,7 +162,7 @@ def test_nan_is_found_in_every_part_of_a_long_array(pool, monkeypatch):
     for place in [(0, 0), (3, 3), (6, 4)]:
         there[...] = 1
         there[place] = np.nan
-        assert np.isnan(there.min()) and np.isnan(there.at[::-1].max())
+        assert np.isnan(there.min()) and np.isnan(there[::-1].max())
 
 
 def test_a_large_integer_is_compared_as_numpy_does(pool):

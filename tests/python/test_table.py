@@ -27,7 +27,7 @@ KEYS_2D = [
     np.s_[...], np.s_[:], np.s_[3], np.s_[-1, -2], np.s_[::7, 3], np.s_[::-3, ::-2], np.s_[5:5], np.s_[10:2:-1, 1:4], np.s_[None, 3, :, None],
     np.s_[..., 2], np.s_[[5, 5, 2]], np.s_[[5, 5, 2], 1], np.s_[[5, 2], [1, 0]], np.s_[np.array([[1, 2], [3, 4]])], np.s_[:, [3, 0, 3]],
     np.s_[[-1, 0], ::-1], np.s_[np.array([[0], [9]]), [1, 4]], np.s_[2:40:5, [0, 4]], np.s_[[], :], np.s_[[1, 2], None, 3], np.s_[4, [0, 2, 2]],
-    np.s_[np.array(3)],
+    np.s_[np.array(3)], np.s_[True], np.s_[False], np.s_[None, True, 3], np.s_[3, np.True_, [1, 2]], np.s_[np.zeros(0, bool)],
 ]  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_sums_are_numpys(pool, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for key in [np.s_[:, 3], np.s_[::-2, 1], np.s_[...], np.s_[5]]:
-            part, same = there.at[key], here[key]
+            part, same = there[key], here[key]
             assert part.sum() == pytest.approx(same.sum(), rel=1e-5)
             assert part.sum().dtype == same.sum().dtype
             assert (part.min(), part.max(), part.count()) == (same.min(), same.max(), same.size)
@@ -126,15 +126,15 @@ def test_sums_are_numpys(pool, dtype):
                 condition = getattr(part, f"__{name}__")(limit)
                 assert part.count(condition) == test(same, limit).sum()
                 assert condition.positions().tolist() == np.flatnonzero(test(same, limit)).tolist()
-        other = there.at[:, 1] > 10
+        other = there[:, 1] > 10
         mask = here[:, 1] > 10
-        assert there.at[:, 3].sum(where=other) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
-        assert there.at[:, 3].sum(where=mask) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
-        assert there.at[::-1, 3].max(where=there.at[::-1, 1] > 10) == here[mask, 3].max()
-        np.testing.assert_array_equal(there.at[:, 3].where(other), here[mask, 3])
-        np.testing.assert_array_equal(there[there.at[:, 1] > 10], here[mask])
+        assert there[:, 3].sum(where=other) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
+        assert there[:, 3].sum(where=mask) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
+        assert there[::-1, 3].max(where=there[::-1, 1] > 10) == here[mask, 3].max()
+        np.testing.assert_array_equal(there[:, 3][other], here[mask, 3])
+        np.testing.assert_array_equal(there[there[:, 1] > 10], here[mask])
         # No number of the column's kind.
-        assert there.at[:, 3].count(there.at[:, 3] > 2.5) == (here[:, 3] > 2.5).sum()
+        assert there[:, 3].count(there[:, 3] > 2.5) == (here[:, 3] > 2.5).sum()
 
 
 def test_sums_of_integers_wrap_as_numpys(pool):
@@ -146,22 +146,23 @@ def test_sums_of_integers_wrap_as_numpys(pool):
 def test_the_servers_work_out_what_they_can(pool):
     there, _ = both(pool, (100_000, 8), "i8")
     before = sum(server["received_bytes"] for server in pool.servers())
-    there.at[:, 3].sum(where=there.at[:, 3] > 5)
-    there[::512, 3]
+    there[:, 3].sum(where=there[:, 3] > 5)
+    np.asarray(there[::512, 3])
     received = sum(server["received_bytes"] for server in pool.servers()) - before
     assert received < 20_000, "of a column of 800,000 bytes"
 
 
 def test_one_warning_where_servers_cannot(pool):
     there, here = both(pool, 100, "i2")
-    from rampool import _table
+    from rampool import _duck
 
-    _table._warned.clear()
+    _duck._warned.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert there.sum() == here.sum(dtype="i8")
         there.sum()
-    assert len(seen) == 1 and "int16" in str(seen[0].message)
+    assert len(seen) == 1 and "int16" in str(seen[0].message) and "200 bytes" in str(seen[0].message)
+    assert seen[0].category is rampool.FetchWarning and seen[0].filename == __file__
 
 
 def test_elements_are_updated_at_once(pool):
@@ -175,7 +176,7 @@ def test_elements_are_updated_at_once(pool):
 
 def test_what_makes_no_sense_says_what(pool):
     there, _ = both(pool, (10, 4), "i8")
-    for key in [10, -11, (0, 4), (0, 0, 0), [10], np.zeros((3, 3), bool), 1.5, "x", (..., ...), True]:
+    for key in [10, -11, (0, 4), (0, 0, 0), [10], np.zeros((3, 3), bool), 1.5, "x", (..., ...)]:
         with pytest.raises(IndexError):
             there[key]
     with pytest.raises(ValueError):
@@ -183,14 +184,14 @@ def test_what_makes_no_sense_says_what(pool):
     with pytest.raises(TypeError, match="complex128"):
         there[0] = 1j
     with pytest.raises(ValueError, match="where="):
-        if there.at[:, 0] > 1:
+        if there[:, 0] > 1:
             pass
     with pytest.raises(ValueError):
-        there.at[:, 0].sum(where=there.at[3] > 1)
+        there[:, 0].sum(where=there[3] > 1)
     with pytest.raises(TypeError):
-        there.at[:, 0].sum(where=[1] * 10)
+        there[:, 0].sum(where=[1] * 10)
     with pytest.raises(ValueError, match="min"):
-        there.at[:, 0].min(where=there.at[:, 0] > 10**9)
+        there[:, 0].min(where=there[:, 0] > 10**9)
     with pytest.raises(TypeError, match="i4, u4"):
         pool.remote(None, 3, "i2").fetch_add(0, 1)
     with pytest.raises(TypeError):
@@ -199,27 +200,81 @@ def test_what_makes_no_sense_says_what(pool):
         pool.remote(None, (3, 0))
 
 
+def test_what_is_wrong_and_how_to_mend_it(pool, own_server):
+    """Each mistake has an exception of the kind that programs catch, which says both."""
+    there = pool.remote("used", (10, 4), "i4")
+    closed = rampool.connect(own_server.address, memory="16M")
+    gone = closed.remote("gone", 10)
+    lazy = gone + 1
+    closed.close()
+    full = rampool.connect(own_server.address, memory="2M", op_deadline_ms=1000)
+    small = full.remote("small", 10)
+    for call, kind, says in [
+        (lambda: pool.remote("used", (10, 5), "i4"), ValueError, r"shape \(10, 4\).*pool.open\('used'\).*pool.delete"),
+        (lambda: pool.remote("used", (10, 4), "f4"), ValueError, "dtype int32.*pool.open"),
+        (lambda: pool.open("used", "i8"), ValueError, "dtype int32"),
+        (lambda: pool.open("unknown"), rampool.NotFound, "unknown"),
+        (lambda: pool.delete("unknown"), rampool.NotFound, "unknown"),
+        (lambda: pool.remote("x", (0, 3)), ValueError, "at least one element"),
+        (lambda: pool.remote("x", 3, object), TypeError, "numbers"),
+        (lambda: there.__setitem__(0, [1, 2, 3]), ValueError, "broadcast"),
+        (lambda: there.__setitem__(0, 1.5), TypeError, "astype"),
+        (lambda: there.reshape(7), ValueError, r"40 elements into shape \(7,\)"),
+        (lambda: there.sum(axis=2), IndexError, "axis 2 is out of bounds"),
+        (lambda: there.sum(where=there[0] > 1, axis=0, nonsense=1), TypeError, "nonsense"),
+        (lambda: there.sum(where=[1, 2, 3, 4]), TypeError, "booleans"),
+        (lambda: there.max(axis=0, where=there > 1), ValueError, "initial="),
+        (lambda: there + np.zeros(3), ValueError, "broadcast"),
+        (lambda: np.add(there, 0.5, out=there), TypeError, "casting"),
+        (lambda: np.add(there, np.zeros((2, 10, 4), "i4"), out=there), ValueError, "non-broadcastable"),
+        (lambda: bool(there > 1), ValueError, "any.*where="),
+        (lambda: int(there), TypeError, "one element"),
+        (lambda: there["field"], IndexError, "only integers"),
+        (lambda: gone.sum(), rampool.Closed, "connect"),
+        (lambda: gone[3], rampool.Closed, "connect"),
+        (lambda: np.asarray(gone), rampool.Closed, "connect"),
+        (lambda: lazy.max(), rampool.Closed, "connect"),
+        (lambda: gone.fill(1), rampool.Closed, "connect"),
+        (lambda: closed.open("gone"), rampool.Closed, "connect"),
+        (lambda: closed.list(), rampool.Closed, "connect"),
+        (lambda: closed.delete("gone"), rampool.Closed, "connect"),
+        (lambda: full.remote("large", 10 << 20).fill(1), rampool.NoRoom, "(?i)room|full|free"),
+        (lambda: small.__setitem__(..., 1), None, None),
+    ]:
+        if kind is None:
+            call()
+            continue
+        with pytest.raises(kind, match=says):
+            call()
+    own_server.stop()
+    for call in [lambda: small.sum(), lambda: small.fill(1), lambda: small.T[::2].tolist(), lambda: full.open("small"), lambda: full.list()]:
+        with pytest.raises(rampool.ServerLost, match="server.sock"):
+            call()
+
+
 def test_arrays_by_name(pool):
     there = pool.remote("table", (10, 4), "i4")
     there[...] = 7
     with rampool.Pool.join(pool.ticket) as again:
-        opened = [again.remote("table", (10, 4), "i4"), again.remote("table"), pool.remote("table", (10, 4))]
+        opened = [again.remote("table", (10, 4), "i4"), again.open("table"), pool.remote("table", (10, 4))]
         for array in opened:
             assert (array.shape, array.dtype, array.sum()) == ((10, 4), np.int32, 280)
         wrong = [((5, 8), "i4"), ((10, 4), "f4"), ((10, 4), ">i4"), ((10, 5), "i4"), ((5, 4), "f8")]
-        for shape, dtype in [*wrong, (None, "f4"), (40, None)]:
-            with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32"):
+        for shape, dtype in [*wrong, (40, None)]:
+            with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32.*pool.open.*pool.delete"):
                 again.remote("table", shape, dtype)
-        with pytest.raises(rampool.NotFound):
-            again.remote("none")
-        with pytest.raises(ValueError, match="shape"):
-            again.remote(None)
-        again.remote("table").free()
+        with pytest.raises(ValueError, match="float32"):
+            again.open("table", "f4")
+        with pytest.raises(rampool.NotFound, match="none"):
+            again.open("none")
+        with pytest.raises(ValueError, match="rampool's own"):
+            again.remote("rampool.mine", 3)
+        again.open("table").free()
         with pytest.raises((rampool.NotFound, rampool.NotAllowed)):
-            there[0]
+            there[0, 0]
         # What was said about the last of that name does not hold for the next.
         assert again.remote("table", 20).dtype == np.float64
-        assert pool.remote("table").shape == (20,)
+        assert pool.open("table").shape == (20,)
 
 
 def test_records_by_name(pool):
@@ -227,9 +282,9 @@ def test_records_by_name(pool):
     for name, dtype in [("record", kind), ("time", "M8[ns]"), ("text", "U7"), ("bytes", "V3")]:
         dtype = np.dtype(dtype)
         pool.remote(name, (3, 2), dtype)
-        assert pool.remote(name).dtype == dtype and pool.remote(name, dtype=dtype).shape == (3, 2)
+        assert pool.open(name).dtype == dtype and pool.open(name, dtype).shape == (3, 2)
         with pytest.raises(ValueError, match="dtype"):
-            pool.remote(name, dtype="i8")
+            pool.open(name, "i8")
     for dtype in ["(2,)i4", [("a", object)]]:
         with pytest.raises(TypeError):
             pool.remote("subarray", 3, dtype)
@@ -239,8 +294,8 @@ def test_regions_that_python_did_not_make(pool):
     raw = pool._region_array("raw", (8,), np.dtype("u1"))
     raw[...] = range(8)
     with pytest.raises(ValueError, match="dtype"):
-        pool.remote("raw")
-    assert pool.remote("raw", dtype="u2").shape == (4,)
+        pool.open("raw")
+    assert pool.open("raw", "u2").shape == (4,)
     with pytest.raises(ValueError, match="8"):
         pool.remote("raw", 9, "u1")
     # The first who says what it is decides.
@@ -261,7 +316,7 @@ def work(pool, n):
             made.append((k, str(pool.remote(f"race{k}", 10, ["i8", "f8"][n % 2]).dtype)))
         except ValueError:
             pass
-        assert str(pool.remote(f"race{k}").dtype) in ("int64", "float64")
+        assert str(pool.open(f"race{k}").dtype) in ("int64", "float64")
 threads = [threading.Thread(target=work, args=(pool, n)) for n, pool in enumerate(pools)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
@@ -310,6 +365,27 @@ def test_dask_reads_it(pool):
     there, here = both(pool, (1000, 16), "f8")
     array = da.from_array(there, chunks=(100, 16))
     assert float(array[:, 3].sum().compute(scheduler="threads")) == pytest.approx(here[:, 3].sum())
+
+
+def test_dask_fetches_the_blocks_that_it_computes_with(pool):
+    da = pytest.importorskip("dask.array")
+    pytest.importorskip("distributed")
+    from rampool import _duck
+    from rampool.dask import from_array
+
+    there, here = both(pool, (1000, 16), "f8")
+    received = lambda: sum(server["received_bytes"] for server in pool.servers())
+    before = received()
+    array = from_array(there, chunks=(100, 16))
+    assert received() == before
+    np.testing.assert_array_equal((array[150:160, ::2] + 1).compute(scheduler="threads"), here[150:160, ::2] + 1)
+    assert received() - before < 20_000, "of 128,000 bytes"
+    np.testing.assert_allclose(array.mean(axis=0).compute(scheduler="threads"), here.mean(axis=0))
+    # What was computed is no answer for what is there later.
+    assert array.name != from_array(there, chunks=(100, 16)).name
+    _duck._warned.clear()
+    with pytest.warns(rampool.FetchWarning, match=r"128000 bytes.*rampool\.dask\.from_array"):
+        da.from_array(there, chunks=(100, 16))
 
 
 # --- manners ----------------------------------------------------------------------------------------------------------------------
@@ -409,6 +485,16 @@ def test_a_closed_pool_says_so(server):
             call()
 
 
+def test_a_lease_of_no_stated_size(own_server):
+    # The server lends 256 MiB: not the 1 GiB that is usual, but all of it.
+    with rampool.connect(own_server.address) as pool:
+        assert 200 << 20 < sum(each["lease_bytes"] for each in pool.servers()) <= 256 << 20
+        with pytest.raises(rampool.NoRoom, match="memory"):
+            rampool.connect(own_server.address)
+    with rampool.connect(f"{own_server.address}=1M") as pool:
+        assert pool.servers()[0]["lease_bytes"] == 1 << 20
+
+
 def test_what_connect_is_given(server, monkeypatch):
     monkeypatch.delenv("RAMPOOL_SERVERS", raising=False)
     with pytest.raises(ValueError, match="no memory server"):
@@ -421,8 +507,6 @@ def test_what_connect_is_given(server, monkeypatch):
         rampool.connect(server, memory="1M", nonsense=1)
     with pytest.raises(ValueError, match="page-size"):
         rampool.connect(server, memory="1M", page_size="much")
-    with pytest.raises(ValueError, match="memory"):
-        rampool.connect(server)
     monkeypatch.setenv("RAMPOOL_SERVERS", server)
     with rampool.connect(memory="1M", compression=True) as pool:
         assert pool.servers()[0]["lease_bytes"] == 1 << 20

@@ -4,6 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use rampool::Builder;
+use rampool::builder::OpenError;
+use rampool::error::ConnectError;
 use rampool::pool::LeaseTicket;
 use rampool::proto::units::ByteLen;
 use rampool::region::PagedMemory;
@@ -25,6 +27,9 @@ pub struct Pool {
     closed: Mutex<bool>,
 }
 
+/// A lease of less, in bytes, is refused: as the servers have no room.
+const LEAST_LEASE: u64 = 1 << 20;
+
 /// As [`Builder::set`] takes it.
 type Options = Vec<(String, String)>;
 
@@ -34,6 +39,33 @@ fn builder(options: &Options) -> PyResult<Builder> {
         builder.set(name, value).map_err(raise)?;
     }
     Ok(builder)
+}
+
+/// What is leased where nobody says how much, as `rampool run` does: four times what is local, at least 1
+/// GiB.
+fn usual_lease(options: &Options) -> ByteLen {
+    let local = options.iter().rev().find(|(name, _)| name == "local");
+    let local = local.and_then(|(_, text)| text.parse().ok()).unwrap_or(ByteLen(0));
+    ByteLen(local.0.saturating_mul(4).max(1 << 30))
+}
+
+/// Leases what the builder says; if it does not say, what is usual, or what is free if that is less.
+fn opened(builder: Builder, usual: ByteLen) -> Result<(Builder, rampool::direct::Direct), OpenError> {
+    let wish = |bytes| {
+        let builder = builder.clone().memory(bytes);
+        builder.open_direct().map(|direct| (builder, direct))
+    };
+    match builder.open_direct() {
+        Err(OpenError::NoMemory) => match wish(usual) {
+            Err(OpenError::Connect(ConnectError::TooLittle { wanted, missing, .. }))
+                if wanted.0 - missing.0 >= LEAST_LEASE =>
+            {
+                wish(ByteLen(wanted.0 - missing.0))
+            }
+            opened => opened,
+        },
+        opened => opened.map(|direct| (builder, direct)),
+    }
 }
 
 /// Connections of one more member.
@@ -57,8 +89,9 @@ impl Pool {
     #[staticmethod]
     fn open(py: Python<'_>, options: Options) -> PyResult<(Self, Direct)> {
         let builder = builder(&options)?;
+        let usual = usual_lease(&options);
         let opened = aside(py, move || {
-            let direct = builder.open_direct()?;
+            let (builder, direct) = opened(builder, usual)?;
             let ticket = direct.pool().lease_ticket();
             Ok((builder, direct, ticket))
         })?;

@@ -8,7 +8,7 @@
 7000.0
 >>> t = pool.remote("orders", (1000, 16), "i8")  # at the servers; nothing is cached here
 >>> t[:, 3] = range(1000)
->>> int(t.at[:, 3].sum(where=t.at[:, 3] >= 998))  # computed at the servers
+>>> int(t[:, 3].sum(where=t[:, 3] >= 998))  # computed at the servers
 1997
 >>> del a; pool.close()
 
@@ -24,6 +24,7 @@ from rampool._errors import (
     Closed,
     Damaged,
     Error,
+    FetchWarning,
     ForkError,
     NoRoom,
     NotAllowed,
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from rampool._shared_store import SharedStore
     from rampool._stats import Picture, Stats, stats
     from rampool._store import Store
-    from rampool._table import Condition, Pending, RemoteArray
+    from rampool._lazy import Condition, Expression
+    from rampool._table import Pending, RemoteArray
 
 __all__ = [
     "Attachment",
@@ -52,6 +54,8 @@ __all__ = [
     "Condition",
     "Damaged",
     "Error",
+    "Expression",
+    "FetchWarning",
     "ForkError",
     "Message",
     "NoRoom",
@@ -80,7 +84,8 @@ __all__ = [
 # Importing rampool imports neither NumPy nor the extension: what is asked for first does.
 _HOMES = {
     "Attachment": "_attach",
-    "Condition": "_table",
+    "Condition": "_lazy",
+    "Expression": "_lazy",
     "Message": "_queue",
     "Pending": "_table",
     "Picture": "_stats",

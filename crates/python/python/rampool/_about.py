@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from rampool import _native
 from rampool._errors import Error, NotFound
 
-__all__ = ["check", "known", "record"]
+__all__ = ["called", "check", "known", "place", "record"]
 
 # Only pages that are written take memory.
 _BYTES = 1 << 20
@@ -41,8 +41,9 @@ def record(
     name: str,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-) -> _native.DirectRegion:
-    """Says what a region holds, unless that was said; gives the region that says so.
+) -> tuple[_native.DirectRegion, bool]:
+    """Says what a region holds, unless that was said; gives the region that says so, and whether this call was
+    the first.
 
     Raises:
         ValueError: it holds something else.
@@ -55,16 +56,14 @@ def record(
     before = direct.compare_exchange(about, 0, "u8", 0, mark)
     if before not in (0, mark):
         check(name, _read(direct, about, before), shape, dtype)
-        return about
+        return about, False
     # The same bytes, whoever writes them: one that was here before may have ended in between.
     data = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
     direct.put(about, 8, _native.Layout.strided(data.size, []), data)
-    return about
+    return about, before == 0
 
 
-def known(
-    direct: _native.Direct, region: _native.DirectRegion
-) -> tuple[_native.DirectRegion, Known] | None:
+def known(direct: _native.Direct, region: _native.DirectRegion) -> tuple[_native.DirectRegion, Known] | None:
     """What was said about a region, and where; none if nothing was."""
     end = time.monotonic() + _UNTOLD_S
     while True:
@@ -80,6 +79,14 @@ def known(
         time.sleep(0.01)
 
 
+def place(direct: _native.Direct, region: _native.DirectRegion) -> _native.DirectRegion | None:
+    """Where it is said what a region holds; none if it is not."""
+    try:
+        return direct.open(_name(direct, region), None)
+    except NotFound:
+        return None
+
+
 def check(name: str, there: Known, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None) -> None:
     """Refuses to open an array as what it is not."""
     same_shape = shape is None or shape == there[0]
@@ -89,7 +96,7 @@ def check(name: str, there: Known, shape: tuple[int, ...] | None, dtype: np.dtyp
     wanted = ([] if shape is None else [f"shape {shape}"]) + ([] if dtype is None else [f"dtype {dtype}"])
     raise ValueError(
         f"the array {name!r} has shape {there[0]} and dtype {there[1]}, and is not opened with "
-        f"{' and '.join(wanted)}: leave both out, or free it first"
+        f"{' and '.join(wanted)}: pool.open({name!r}) opens it as it is, pool.delete({name!r}) makes room for another"
     )
 
 
@@ -142,7 +149,10 @@ def _mark(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") | 1
 
 
+def called(direct: _native.Direct, region: _native.DirectRegion) -> str:
+    """What the region is called at each server; not what is stored there, which changes."""
+    return ";".join(word for word in direct.ticket(region).split(";") if word[:1] not in "sm")
+
+
 def _name(direct: _native.Direct, region: _native.DirectRegion) -> str:
-    # What the region is called at each server; not what is stored there, which changes.
-    numbers = [word for word in direct.ticket(region).split(";") if word[:1] not in "sm"]
-    return "rampool.about." + hashlib.blake2b(";".join(numbers).encode(), digest_size=16).hexdigest()
+    return "rampool.about." + hashlib.blake2b(called(direct, region).encode(), digest_size=16).hexdigest()

@@ -4,6 +4,7 @@ __all__ = [
     "Closed",
     "Damaged",
     "Error",
+    "FetchWarning",
     "ForkError",
     "NoRoom",
     "NotAllowed",
@@ -50,3 +51,8 @@ class Closed(Error, ValueError):
 class ForkError(Error, RuntimeError):
     """This process is a forked child, and the pool is its parent's. Connect anew, or use "spawn" or
     "forkserver"."""
+
+
+class FetchWarning(RuntimeWarning):
+    """An array at the servers was fetched, because NumPy computes here what the servers do not. Said once in a
+    process for each kind of computation, with what was fetched and how many bytes."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import dataclasses
 import math
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rampool import _about, _native
+from rampool import _about, _names, _native
 from rampool._errors import Error, ForkError, NotFound
 from rampool._table import RemoteArray, contiguous_strides
 
@@ -45,11 +47,11 @@ def connect(
     Args:
         servers: ``"HOST[:PORT][=AMOUNT]"`` or ``"unix:/PATH"``; several as a list or separated by commas.
             None: ``RAMPOOL_SERVERS``.
-        memory: how much to lease, such as ``"64G"``, or bytes. Not needed where every server has an amount of
-            its own.
+        memory: how much to lease, such as ``"64G"``, or bytes. None, where the servers have no amounts of
+            their own either: four times ``local``, at least 1 GiB, at most what is free.
         local: how much of this machine's memory all paged arrays of the pool together may use; at least 256
             KiB.
-        options: those of docs/library.md with underscores: ``key_file="..."``, ``page_size="64K"``,
+        options: those of docs/guide/library.md with underscores: ``key_file="..."``, ``page_size="64K"``,
             ``encryption="on"``, ``op_deadline_ms=2000``, ...
 
     Raises:
@@ -95,14 +97,17 @@ class Pool:
     """A lease on memory servers. Made by :func:`connect`; a context manager that closes it.
 
     Threads may share it. A forked child may not: each call there raises :class:`rampool.ForkError`, and
-    arrays are what docs/faults.md says. Arrays keep their memory, and the lease, until the last of them is
+    arrays are what docs/internals/faults.md says. Arrays keep their memory, and the lease, until the last of them is
     gone.
     """
 
-    def __init__(self, native: _native.Pool, direct: _native.Direct, options: list[tuple[str, str]]) -> None:
+    def __init__(
+        self, native: _native.Pool, direct: _native.Direct, options: Sequence[tuple[str, str]]
+    ) -> None:
         self._native = native
         self._direct = direct
         self._options = options
+        self._pid = os.getpid()
         # Queues and stores, which have connections of their own and leave with the pool.
         self._parts: weakref.WeakSet[Queue | Store] = weakref.WeakSet()
         _open.add(self)
@@ -178,50 +183,34 @@ class Pool:
     # --- arrays at the servers
     # ----------------------------------------------------------------------------------------------------
 
-    def remote(
-        self, name: str | None, shape: Shape | None = None, dtype: npt.DTypeLike | None = None
-    ) -> RemoteArray:
+    def remote(self, name: str | None, shape: Shape, dtype: npt.DTypeLike | None = None) -> RemoteArray:
         """An array that lies at the servers: nothing of it is cached here, and every member of the lease may
         open it.
 
-        It is made, all zero, if there is none of that name. Its shape and dtype are kept with the name.
+        It is made, all zero, if there is none of that name. Its shape and dtype are kept with the name:
+        :meth:`open` needs neither.
 
         Args:
             name: 1 to 255 bytes; None: a new one without a name.
-            shape: its dimensions; None: those of the one that is there.
+            shape: its dimensions.
             dtype: any that holds no Python objects; None: that of the one that is there, float64 for a new
                 one. Servers compute with i4, u4, i8, u8, f4 and f8.
 
         Raises:
-            ValueError: there is one of that name and another shape, dtype or length; or nobody said what the
-                one that is there holds.
-            rampool.NotFound: there is none, and no shape is given.
+            ValueError: the name is in use for an array of another shape, dtype or length.
             rampool.NoRoom: there is no page left that says what it is.
         """
         kind = None if dtype is None else _remote_dtype(dtype)
-        sizes = None if shape is None else _sizes(shape)
+        sizes = _sizes(shape)
         if name is None:
-            if sizes is None:
-                raise ValueError("an array without a name needs a shape")
             return self._region_array(None, sizes, np.dtype(np.float64) if kind is None else kind)
-        if sizes is None or kind is None:
+        _names.check(name)
+        if kind is None:
             try:
-                region = self._direct.open(name, None)
+                there = _about.known(self._direct, self._direct.open(name, None))
             except NotFound:
-                if sizes is None:
-                    raise
-            else:
-                there = _about.known(self._direct, region)
-                if there is not None:
-                    about, known = there
-                    _about.check(name, known, sizes, kind)
-                    return self._named(region, known[0], known[1] if kind is None else kind, name, about)
-                if kind is None:
-                    raise ValueError(
-                        f"{name!r} was not made by Python, and nobody said what it holds: give its dtype"
-                    )
-                return self._region_array(name, None, kind)
-        kind = np.dtype(np.float64) if kind is None else kind
+                there = None
+            kind = np.dtype(np.float64) if there is None else there[1][1]
         try:
             array = self._region_array(name, sizes, kind)
         except ValueError:
@@ -230,8 +219,53 @@ class Pool:
             if there is not None:
                 _about.check(name, there[1], sizes, kind)
             raise
-        array._about = _about.record(self._direct, array._region, name, sizes, kind)
+        array._about, is_new = _about.record(self._direct, array._region, name, sizes, kind)
+        if is_new:
+            _names.add(self._direct, name)
         return array
+
+    def open(self, name: str, dtype: npt.DTypeLike | None = None) -> RemoteArray:
+        """The array of that name, with its shape and dtype.
+
+        Args:
+            name: what :meth:`remote` was given, in any process.
+            dtype: what a region holds that was not made by Python, which has one dimension then; else
+                checked.
+
+        Raises:
+            rampool.NotFound: there is none.
+            ValueError: it holds something else, or nobody said what.
+
+        >>> with connect(SERVERS, memory="16M") as pool:
+        ...     t = pool.remote("prices", (10, 4), "f4")
+        ...     print(pool.open("prices"), pool.list())
+        ...     pool.delete("prices")
+        <rampool.RemoteArray 'prices', shape (10, 4), dtype float32> ['prices']
+        """
+        kind = None if dtype is None else _remote_dtype(dtype)
+        region = self._direct.open(name, None)
+        there = _about.known(self._direct, region)
+        if there is None:
+            if kind is None:
+                raise ValueError(
+                    f"{name!r} was not made by Python, and nobody said what it holds: give its dtype"
+                )
+            return self._region_array(name, None, kind)
+        about, known = there
+        _about.check(name, known, None, kind)
+        return self._named(region, known[0], known[1] if kind is None else kind, name, about)
+
+    def list(self) -> list[str]:
+        """The names of the lease's arrays that Python programs made with :meth:`remote`."""
+        return _names.names(self._direct)
+
+    def delete(self, name: str) -> None:
+        """Frees the array or region of that name, for every member of the lease.
+
+        Raises:
+            rampool.NotFound: there is none.
+        """
+        self._region_array(name, None, np.dtype(np.uint8)).free()
 
     def _region_array(
         self, name: str | None, sizes: tuple[int, ...] | None, kind: np.dtype[Any]
@@ -254,7 +288,7 @@ class Pool:
     ) -> RemoteArray:
         strides = contiguous_strides(sizes, kind.itemsize)
         array = RemoteArray(self._direct, region, 0, sizes, strides, kind, name)
-        array._about = about
+        array._about, array._keeps = about, self
         return array
 
     def queue(self, name: str, messages: int = 1000, bytes: Amount = "256M") -> Queue:
@@ -305,7 +339,7 @@ class Pool:
         """Counters of the paged arrays, by the names that ``rampool top`` uses; empty before the first."""
         return dict(self._native.stats())
 
-    def servers(self) -> list[dict[str, Any]]:
+    def servers(self) -> builtins.list[dict[str, Any]]:
         """Each server with what the direct view asked of it."""
         names = ("name", "alive", "lease_bytes", "requests", "sent_bytes", "received_bytes")
         return [dict(zip(names, each, strict=True)) for each in self._direct.servers()]
@@ -314,10 +348,14 @@ class Pool:
         """Leaves the lease. Arrays at the servers are gone with its last member; paged arrays stay usable as
         long as they live."""
         _open.discard(self)
-        for part in list(self._parts):
+        for part in tuple(self._parts):
             part._native.close()
         self._direct.close()
         self._native.close()
+
+    def __reduce__(self) -> Any:
+        # The lease's tokens, and where the key is: never the key.
+        return _joined, (self.ticket, tuple(self._options))
 
     def __enter__(self) -> Self:
         return self
@@ -333,6 +371,34 @@ class Pool:
         except (Error, ForkError):
             return "<rampool.Pool, closed>"
         return f"<rampool.Pool on {names}>"
+
+
+# Pools of leases that this process joined because it was sent something of theirs; left when it ends.
+_of_tickets: dict[str, Pool] = {}
+_joining = threading.Lock()
+
+
+def _joined(ticket: str, options: Sequence[tuple[str, str]]) -> Pool:
+    """This process's pool of a lease, of which it was sent the ticket."""
+    with _joining:
+        for pool in (*_open, _of_tickets.get(ticket)):
+            # A forked child has its parent's pools, and may not use them.
+            if pool is not None and pool._pid == os.getpid() and pool in _open and pool.ticket == ticket:
+                return pool
+        texts = [(name, value) for name, value in options if name not in ("memory", "stripe")]
+        _of_tickets[ticket] = pool = Pool(*_native.Pool.join(ticket, texts), texts)
+        return pool
+
+
+def reopened(
+    pool: Pool,
+    region: str,
+    place: tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], str | None],
+) -> RemoteArray:
+    """An array, or a part of one, that was pickled: its offset, shape, strides, dtype and name."""
+    array = RemoteArray(pool._direct, pool._direct.open_ticket(region), *place)
+    array._keeps = pool
+    return array
 
 
 def _remote_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -376,7 +442,7 @@ class Shared:
     def open(self, pool: Pool | None = None) -> RemoteArray:
         """The copy as an array at the servers. Without a pool of the same lease, the lease is joined."""
         if pool is None:
-            pool = Pool(*_native.Pool.join(self.ticket, list(self.options)), list(self.options))
+            pool = _joined(self.ticket, self.options)
         region, start, _ = pool._direct.open_handed(self.handed_over)
         kind = np.dtype(self.dtype)
         strides = contiguous_strides(self.shape, kind.itemsize)
@@ -400,7 +466,7 @@ def share(array: npt.NDArray[Any], pool: Pool | None = None) -> Shared:
 
     >>> with connect(SERVERS, memory="16M", local="1M") as pool:
     ...     handle = share(pool.from_array([1, 2, 3]), pool)
-    ...     print(handle.open(pool)[1:])
+    ...     print(np.asarray(handle.open(pool)[1:]))
     [2 3]
     """
     region = _region_of(array)
@@ -409,11 +475,7 @@ def share(array: npt.NDArray[Any], pool: Pool | None = None) -> Shared:
     if not array.flags.c_contiguous:
         raise TypeError("only C-contiguous arrays can be shared; copy this one with pool.from_array")
     offset = array.__array_interface__["data"][0] - region.address
-    options = (
-        ()
-        if pool is None
-        else tuple((name, value) for name, value in pool._options if name not in ("memory", "stripe"))
-    )
+    options = () if pool is None else tuple(pool._options)
     return Shared(region.hand_over(), array.shape, array.dtype.str, offset, options)
 
 

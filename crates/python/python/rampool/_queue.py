@@ -103,6 +103,9 @@ class Queue:
         """The name that others open it by."""
         pool._parts.add(self)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self._pool, self.name, *self._native.bounds)
+
     def send(self, head: bytes, body: Any = None, timeout: float | None = 0) -> None:
         """Appends a message.
 

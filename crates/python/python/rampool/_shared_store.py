@@ -83,6 +83,9 @@ class SharedStore(MutableMapping[Key, Buffer]):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
+    def __reduce__(self) -> Any:
+        return type(self), (self._pool, self.name, None, self._stale)
+
     def __init__(self, pool: Pool, name: str, keys: int | None, stale: float) -> None:
         self._pool, self._stale = pool, stale
         self.name = name
@@ -164,7 +167,7 @@ class SharedStore(MutableMapping[Key, Buffer]):
         array, slot_bytes = extent
         start = (word >> 16 & 0xFFFF) * slot_bytes + first
         try:
-            return array[start : start + min(nbytes, slot_bytes - first)]
+            return np.asarray(array[start : start + min(nbytes, slot_bytes - first)])
         except (NotFound, NotAllowed):
             self._open.pop(word & 0xFFFF, None)
             if self._extent(word) is not None:
@@ -318,10 +321,10 @@ class SharedStore(MutableMapping[Key, Buffer]):
                 yield header[0]
 
     def __len__(self) -> int:
-        return int(self._index.at[:].count(self._index.at[:] != 0))
+        return self._index.count(self._index != 0)
 
     def _words(self) -> Any:
-        words = self._index[:].reshape(-1)
+        words = np.asarray(self._index).reshape(-1)
         return words[words != 0]
 
     # --- extents

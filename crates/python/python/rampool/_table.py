@@ -9,18 +9,18 @@ here. DIMMnet-3 (Tanabe et al.) has such commands at the memory; MPI has the lay
 from __future__ import annotations
 
 import asyncio
-import operator
-import warnings
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Literal, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rampool import _native
+from rampool import _about, _names, _native
+from rampool._duck import Duck, fetched, phantom, placed
 from rampool._errors import Error, Timeout
+from rampool._lazy import Condition, settle, wrapped
 
-__all__ = ["Condition", "Pending", "RemoteArray", "contiguous_strides"]
+__all__ = ["Pending", "RemoteArray", "computes_with", "contiguous_strides"]
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,6 @@ _PIECE_BYTES = 8 << 20
 _PIECES = 4
 # Elements of one scan: an interruption waits for one.
 _SCAN_ELEMENTS = 1 << 24
-_warned: set[str] = set()
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -49,6 +48,11 @@ def _kind(dtype: np.dtype[Any]) -> str | None:
     return None
 
 
+def computes_with(dtype: np.dtype[Any]) -> bool:
+    """Whether servers compute with such elements."""
+    return _kind(dtype) is not None
+
+
 def _bits(value: Any, dtype: np.dtype[Any]) -> int:
     """The bits of an element, in the lowest bytes."""
     return int.from_bytes(np.asarray(value).astype(dtype).tobytes(), "little")
@@ -56,12 +60,6 @@ def _bits(value: Any, dtype: np.dtype[Any]) -> int:
 
 def _from_bits(bits: int, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(bits.to_bytes(8, "little")[: dtype.itemsize], dtype)[0]
-
-
-def _warn_once(what: str) -> None:
-    if what not in _warned:
-        _warned.add(what)
-        warnings.warn(f"rampool: {what}", RuntimeWarning, stacklevel=4)
 
 
 class Pending:
@@ -173,78 +171,37 @@ class _Driver:
             self._timer = None
 
 
-class Condition:
-    """Which elements of a column count, such as ``t.at[:, 5] > 100``: for ``where=``, and for
-    :meth:`RemoteArray.where`."""
-
-    def __init__(self, column: RemoteArray, test: str, operand: Any) -> None:
-        self.column = column
-        self.test = test
-        self.operand = operand
-
-    def __bool__(self) -> bool:
-        raise ValueError(
-            "a condition at the servers is neither true nor false: give it to where=, or fetch the column first"
-        )
-
-    def positions(self) -> npt.NDArray[np.int64]:
-        """The positions of the elements that count, in C order of the column; found at the servers where they
-        can."""
-        column = self.column
-        test = column._test(self.test, self.operand)
-        kind = column._computes()
-        if kind is None or test is None:
-            values = column._fetched("compare").ravel()
-            return np.flatnonzero(_compare(values, self.test, self.operand)).astype(np.int64)
-        found = []
-        for first, part in column._parts():
-            some = np.frombuffer(
-                memoryview(part._direct.select(part._region, part._low(), part._layout(), kind, test)),
-                np.int64,
-            )
-            found.append(part._in_order(some) + first)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def _compare(values: Array, test: str, operand: Any) -> npt.NDArray[np.bool_]:
-    operations: dict[str, Callable[[Any, Any], Any]] = {
-        "==": operator.eq,
-        "!=": operator.ne,
-        "<": operator.lt,
-        "<=": operator.le,
-        ">": operator.gt,
-        ">=": operator.ge,
-    }
-    found = operations[test](values, operand)
-    if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != values.shape:
-        raise TypeError(f"{values.dtype} is not compared with {operand!r}")
-    return cast(npt.NDArray[np.bool_], found)
-
-
-class RemoteArray:
+class RemoteArray(Duck):
     """An array, or a part of one, that lies at memory servers. Made by :meth:`rampool.Pool.remote`.
 
-    ``t[key]`` fetches, ``t[key] = values`` writes, with NumPy's slices, index arrays, masks, ``...`` and
-    ``None``. ``t.at[key]`` fetches nothing: it is that part of the array, for sums and conditions that
-    servers work out. Writes to the same elements take effect in the order of the calls.
+    Keys mean what they mean in NumPy: what is a view there (slices, numbers for some dimensions, ``...``,
+    ``None``, a field's name) is a view at the servers, and nothing travels; what is a copy there (index
+    arrays, masks) is fetched, and so is one element. ``np.asarray(t)`` fetches. ``t[key] = values`` writes.
+    Writes to the same elements take effect in the order of the calls.
+
+    NumPy's operators and functions take it. What servers work out, they do: sums, least and greatest
+    elements, counts, ``t += 1``, and sums of ``t * 2 + 1``. Else the array is fetched, and a
+    :class:`rampool.FetchWarning` says so once.
 
     >>> pool = connect(SERVERS, memory="16M", local="1M")
-    >>> t = pool.remote("numbers", (100, 4), "i8")
-    >>> t[:, 0] = range(100)
-    >>> t[::-40, 0].tolist()
-    [99, 59, 19]
-    >>> t[[5, 5, 7], 0].tolist()
-    [5, 5, 7]
+    >>> t = pool.remote("numbers", (1000, 4), "i8")
+    >>> t[:, 0] = range(1000)
+    >>> t[::-400, 0].tolist()
+    [999, 599, 199]
+    >>> t[[5, 5, 7], 0]
+    array([5, 5, 7])
+    >>> t[:, 1] += 7                        # at the servers
+    >>> t.sum(axis=0).tolist()
+    [499500, 7000, 0, 0]
+    >>> int((t[:, 0] * 2 + 1).max())        # so is this
+    1999
     >>> t.add_at(([5, 5], 0), 10)           # both count, as with np.add.at
     >>> int(t[5, 0])
     25
-    >>> int(t.at[:, 0].max(where=t.at[:, 0] < 50))
+    >>> int(t[:, 0].max(where=t[:, 0] < 50))
     49
     >>> pool.close()
     """
-
-    __array_priority__ = 10.0
-    __hash__ = object.__hash__
 
     def __init__(
         self,
@@ -261,6 +218,8 @@ class RemoteArray:
         self._offset = offset
         self._strides = strides
         self._keeps: Any = None
+        # What the region is called at the servers, once somebody asked.
+        self._called: list[str] = []
         # Where others read what it is.
         self._about: _native.DirectRegion | None = None
         self.shape = shape
@@ -270,58 +229,31 @@ class RemoteArray:
         self.name = name
         """The name that others open it by, if it has one."""
 
-    @property
-    def ndim(self) -> int:
-        """How many dimensions it has."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes its elements have."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def at(self) -> _At:
-        """``t.at[key]`` is a part of the array at the servers: nothing is fetched. The key has slices and
-        numbers only."""
-        return _At(self)
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dimensions")
-        return self.shape[0]
-
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<rampool.RemoteArray{name}, shape {self.shape}, dtype {self.dtype}>"
 
-    def __iter__(self) -> Iterator[Any]:
-        rows = max(1, _PIECE_BYTES * self.shape[0] // max(self.nbytes, 1)) if self.shape else len(self)
-        for first in range(0, len(self), rows):
-            yield from self[first : first + rows]
+    def __reduce__(self) -> Any:
+        from rampool._pool import reopened
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("an array at the servers cannot be used without a copy")
-        return np.asarray(self[...], dtype)
+        pool = self._keeps
+        if pool is None:
+            raise TypeError("this array's pool is gone: keep the pool, and pickle then")
+        place = (self._offset, self.shape, self._strides, self.dtype, self.name)
+        return reopened, (pool, self._direct.ticket(self._region), place)
 
     # --- reading
     # ------------------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         place = self._place(key)
-        if place is None:
-            return self.start_get(key).result()
-        taken = self._direct.get_bytes(self._region, place, self.dtype.itemsize)
-        return np.ndarray((), self.dtype, taken)[()]
+        if place is not None:
+            taken = self._direct.get_bytes(self._region, place, self.dtype.itemsize)
+            return np.ndarray((), self.dtype, taken)[()]
+        if isinstance(key, str) or isinstance(key, list) and key and isinstance(key[0], str):
+            return self._viewed(lambda array: array[key])
+        view, picks, scalar = self._resolve(key)
+        return self.start_get(key).result() if picks is not None or scalar else view
 
     def _place(self, key: Any) -> int | None:
         """Where one element lies, if the key is its numbers."""
@@ -352,11 +284,11 @@ class RemoteArray:
             if view.size == 0:
                 return Pending(self._direct, [], lambda _: np.empty(shape, self.dtype))
             step = self._direct.start_get(self._region, view._low(), view._layout())
-            flips = view._flips()
+            lies = view._lies(shape)
 
             def finish(taken: list[_native.Bytes]) -> Any:
-                array = np.ndarray(shape, self.dtype, buffer=memoryview(taken[0]))
-                return array[()] if scalar else array[flips]
+                array = np.ndarray(lies, self.dtype, buffer=memoryview(taken[0]))
+                return _scalar(array) if scalar else view._as_asked(array)
 
             return Pending(self._direct, [step], finish)
         return self._start_gather(picks, scalar)
@@ -371,15 +303,14 @@ class RemoteArray:
             flat, again = np.unique(flat, return_inverse=True)
         layout = inner._layout().at_each(np.ascontiguousarray(flat))
         step = self._direct.start_get(self._region, inner._low(), layout)
-        flips = inner._flips()
-        each = (flat.size, *inner.shape)
+        each = (flat.size, *inner._lies(inner.shape))
 
         def finish(taken: list[_native.Bytes]) -> Any:
-            array = np.ndarray(each, self.dtype, buffer=memoryview(taken[0]))[(slice(None), *flips)]
+            array = inner._as_asked(np.ndarray(each, self.dtype, buffer=memoryview(taken[0])))
             if again is not None:
                 array = array[again.ravel()]
             array = array.reshape(shape)
-            return array[()] if scalar else array
+            return _scalar(array) if scalar else array
 
         return Pending(self._direct, [step], finish)
 
@@ -392,8 +323,16 @@ class RemoteArray:
     def start_put(self, key: Any, value: npt.ArrayLike) -> Pending:
         """Begins ``t[key] = value``. The values are copied: they may change at once. Where a key selects an
         element twice, the last value stays."""
+        if isinstance(key, str):
+            return self._viewed(lambda array: array[key]).start_put(..., value)
         view, picks, _ = self._resolve(key)
+        if picks is None and isinstance(value, RemoteArray) and value._same(view):
+            # The end of `t[key] += 1`, which has happened.
+            return Pending(self._direct, [], lambda _: None)
         source = _broadcast(value, view.shape if picks is None else picks.shape, self.dtype)
+        settle(view)
+        if _has_holes(self.dtype):
+            return self._put_fields(key, source)
         if picks is None:
             steps: list[_native.Pending] = []
             for part, values in _pieces(view, source):
@@ -403,7 +342,7 @@ class RemoteArray:
                 layout = part._layout()
                 steps.append(
                     self._direct.start_put(
-                        self._region, part._low(), layout, _as_bytes(values[part._flips()])
+                        self._region, part._low(), layout, _as_bytes(part._as_it_lies(values))
                     )
                 )
             return Pending(self._direct, steps[-_PIECES:], lambda _: None)
@@ -414,10 +353,23 @@ class RemoteArray:
         if flat.size > 1 and not bool(np.all(flat[1:] > flat[:-1])):
             flat, last = np.unique(flat[::-1], return_index=True)
             rows = rows[rows.shape[0] - 1 - last]
-        rows = rows[(slice(None), *picks.inner._flips())]
+        rows = picks.inner._as_it_lies(rows)
         layout = picks.inner._layout().at_each(np.ascontiguousarray(flat))
         step = self._direct.start_put(self._region, picks.inner._low(), layout, _as_bytes(rows))
         return Pending(self._direct, [step], lambda _: None)
+
+    def view(self, dtype: npt.DTypeLike | None = None) -> Self:
+        """The same bytes as another dtype, as a view at the servers."""
+        return self._viewed(lambda array: array if dtype is None else array.view(dtype))
+
+    def _put_fields(self, key: Any, source: Array) -> Pending:
+        """Field by field: what lies in between is not this array's, or nobody's."""
+        names = self.dtype.names or ()
+        puts = [
+            self._viewed(lambda array, name=name: array[name]).start_put(key, source[name])  # type: ignore[misc]
+            for name in names
+        ]
+        return Pending(self._direct, [step for put in puts for step in put._steps], lambda _: None)
 
     def add_at(self, key: Any, value: npt.ArrayLike) -> None:
         """``np.add.at(t, key, value)``, each element updated at its server, at once: an element that is
@@ -449,10 +401,11 @@ class RemoteArray:
         source = _broadcast(value, view.shape if picks is None else picks.shape, self.dtype)
         if source.size == 0:
             return
+        settle(view)
         kind = self._computes()
         if kind is None:
-            _warn_once(f"servers do not compute with {self.dtype}: it is updated here, which is not atomic")
-            old = self[key]
+            old = self.start_get(key).result()
+            fetched(f"an update of {self.dtype}, which is not atomic then,", old.nbytes, self._about_it())
             if picks is None:
                 self[key] = here(old, source).astype(self.dtype)
                 return
@@ -464,30 +417,38 @@ class RemoteArray:
             self[key] = values[again.ravel()].reshape(picks.shape)
             return
         if picks is None:
-            for part, values in _pieces(view, source):
-                data = _as_bytes(values[part._flips()])
-                self._direct.accumulate(self._region, part._low(), part._layout(), kind, how, data)
+            view._accumulate(how, source)
             return
-        rows = source.reshape((picks.offsets.size, *picks.inner.shape))[(slice(None), *picks.inner._flips())]
+        rows = picks.inner._as_it_lies(source.reshape((picks.offsets.size, *picks.inner.shape)))
         layout = picks.inner._layout().at_each(np.ascontiguousarray(picks.offsets.ravel()))
         self._direct.accumulate(self._region, picks.inner._low(), layout, kind, how, _as_bytes(rows))
 
+    def _accumulate(self, how: str, operand: Array) -> None:
+        """Updates every element of this view at its server."""
+        kind = self._computes()
+        assert kind is not None, "asked before"
+        settle(self)
+        for part, values in _pieces(self, np.broadcast_to(operand, self.shape)):
+            data = _as_bytes(part._as_it_lies(values))
+            self._direct.accumulate(self._region, part._low(), part._layout(), kind, how, data)
+
     def fetch_add(self, key: Any, value: Any) -> Any:
         """Adds to one element at its server, and gives what it was before."""
-        place, kind = self._one(key)
+        place, kind = self._element(key)
         operand = _bits(_broadcast(value, (), self.dtype), self.dtype)
         return _from_bits(self._direct.fetch_op(self._region, place, kind, "add", operand), self.dtype)
 
     def compare_exchange(self, key: Any, expected: Any, new: Any) -> Any:
         """Writes ``new`` to one element if it is ``expected``, bit by bit, at its server; gives what it was
         before."""
-        place, kind = self._one(key)
+        place, kind = self._element(key)
         bits = [_bits(_broadcast(value, (), self.dtype), self.dtype) for value in (expected, new)]
         before = self._direct.compare_exchange(self._region, place, kind, *bits)
         return _from_bits(before, self.dtype)
 
-    def _one(self, key: Any) -> tuple[int, str]:
+    def _element(self, key: Any) -> tuple[int, str]:
         view, picks, _ = self._resolve(key)
+        settle(view)
         kind = self._computes()
         if picks is not None or view.shape != ():
             raise IndexError("one element is updated: give one number for each dimension")
@@ -500,110 +461,24 @@ class RemoteArray:
     # --- computing at the servers
     # -------------------------------------------------------------------------------------------------
 
-    def sum(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The sum of all elements, or of those where a condition holds, worked out at the servers.
-
-        The value and its type are NumPy's: integers and booleans add up to 64 bits and wrap. Floats may
-        differ by rounding: they are added up in double precision there, one after the other, and rounded
-        once.
-
-        Args:
-            where: a condition on this column or on another of the same shape, or an array of booleans.
-
-        Raises:
-            TypeError: such elements have no sum.
-        """
-        values = self._here("sum", where)
-        if values is not None:
-            return values.sum()
-        whole = self.dtype.kind in "iu"
-        _, total = self._reduce("sum", lambda a, b: a + b, 0 if whole else 0.0, where)
-        if whole:
-            bits = np.array(int(total) & (2**64 - 1), np.uint64)
-            return bits.view(f"{self.dtype.kind}8")[()]
-        return self.dtype.type(total)
-
     def count(self, where: Condition | npt.ArrayLike | None = None) -> int:
         """How many elements there are, or for how many a condition holds, counted at the servers."""
-        count, _ = self._reduce("count", lambda a, b: None, None, where)
-        return count
-
-    def mean(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The mean, worked out at the servers, of the type that NumPy's has; NaN of nothing.
-
-        Raises:
-            TypeError: such elements have no mean.
-        """
-        values = self._here("mean", where)
-        if values is not None:
-            return values.mean()
-        count, total = self._reduce("sum", lambda a, b: a + b, 0, where)
-        kind = self.dtype.type if self.dtype.kind == "f" else np.float64
-        return kind(total / count) if count else kind(np.nan)
-
-    def min(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The least element, found at the servers; NaN if one is NaN, as with NumPy.
-
-        Raises:
-            ValueError: there is none.
-            TypeError: such elements have no order.
-        """
-        return self._extreme("min", min, where)
-
-    def max(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The greatest element, found at the servers; NaN if one is NaN, as with NumPy.
-
-        Raises:
-            ValueError: there is none.
-            TypeError: such elements have no order.
-        """
-        return self._extreme("max", max, where)
-
-    def _extreme(
-        self,
-        what: Literal["min", "max"],
-        pick: Callable[[Any, Any], Any],
-        where: Condition | npt.ArrayLike | None,
-    ) -> Any:
-        values = self._here(what, where)
-        if values is not None:
-            return values.min() if what == "min" else values.max()
-
-        def join(a: Any, b: Any) -> Any:
-            # A NaN stays, on whichever side it is.
-            return b if a is None or b != b else a if a != a else pick(a, b)
-
-        count, found = self._reduce(what, join, None, where)
-        if count == 0:
-            raise ValueError(f"there is no {what} of no elements")
-        return found
-
-    def where(self, condition: Condition) -> Array:
-        """The elements at the positions where a condition holds, in C order: found there, and only they
-        travel."""
-        flat = self._flat(condition.positions(), condition.column)
-        return cast(Array, self._start_gather(flat, False).result())
-
-    def __lt__(self, other: Any) -> Condition:
-        return Condition(self, "<", other)
-
-    def __le__(self, other: Any) -> Condition:
-        return Condition(self, "<=", other)
-
-    def __gt__(self, other: Any) -> Condition:
-        return Condition(self, ">", other)
-
-    def __ge__(self, other: Any) -> Condition:
-        return Condition(self, ">=", other)
-
-    def __eq__(self, other: object) -> Condition:  # type: ignore[override]
-        return Condition(self, "==", other)
-
-    def __ne__(self, other: object) -> Condition:  # type: ignore[override]
-        return Condition(self, "!=", other)
+        if where is None:
+            return self.size
+        if not isinstance(where, Condition) or where._settled is not None:
+            mask = np.asarray(where)
+            if mask.dtype != np.bool_:
+                raise TypeError(f"where is a condition or an array of booleans, not of {mask.dtype}")
+            return int(np.count_nonzero(np.broadcast_to(mask, self.shape)))
+        count = self._counted(where)
+        return where.positions().size if count is None else count
 
     def free(self) -> None:
         """Frees the whole array at its servers, for every member of the lease."""
+        if self.name is not None:
+            _names.remove(self._direct, self.name)
+            if self._about is None:
+                self._about = _about.place(self._direct, self._region)
         self._direct.free(self._region)
         if self._about is not None:
             self._direct.free(self._about)
@@ -611,33 +486,128 @@ class RemoteArray:
     # --- under the hood
     # -----------------------------------------------------------------------------------------------------------
 
-    def _reduce(
-        self, what: str, join: Callable[[Any, Any], Any], start: Any, where: Condition | npt.ArrayLike | None
-    ) -> tuple[int, Any]:
-        """How many elements count, and what they come to."""
-        own, picks = self._which(where)
+    def _values(self) -> Array:
+        return cast(Array, self.start_get(...).result())
+
+    def _viewed(self, view: Callable[[Array], Array]) -> Self:
+        offset, shape, strides, dtype = placed(view(self._phantom()))
+        part = self._derived(offset if 0 not in shape else self._offset, shape, strides)
+        part.dtype = dtype
+        return part
+
+    def _phantom(self) -> Array:
+        return phantom(self._offset, self.shape, self._strides, self.dtype)
+
+    def _whole(self) -> str:
+        """What the region is called at the servers."""
+        if not self._called:
+            self._called.append(_about.called(self._direct, self._region))
+        return self._called[0]
+
+    def _overlaps(self, other: RemoteArray) -> bool:
+        return self._whole() == other._whole() and np.may_share_memory(self._phantom(), other._phantom())
+
+    def _about_it(self) -> str:
+        return repr(self.name) if self.name else f"an array of {self.dtype}"
+
+    def _check_writable(self) -> None:
+        """It is."""
+
+    def _total(self, what: str, dtype: np.dtype[Any], where: Any) -> Array | None:
+        if self._computes() is None:
+            return None
+        match what:
+            case "min" | "max":
+                return self._extreme(what == "max", where)
+            case "any" | "all" if where is None:
+                count = self._counted(("!=", 0)) or 0
+                return np.asarray([count > 0 if what == "any" else count == self.size])
+            case "sum" | "mean":
+                return self._sum(what, dtype, where)
+        return None
+
+    def _sum(self, what: str, dtype: np.dtype[Any], where: Any) -> Array | None:
+        whole = self.dtype.kind in "iu"
+        # NumPy casts each element: of floats to narrower ones, and to whole numbers, that is another sum.
+        if dtype.kind in "iu" and (not whole or what == "mean") or dtype.kind not in "iuf":
+            return None
+        if dtype.kind == "f" and (
+            dtype.itemsize not in (4, 8) or not whole and dtype.itemsize < self.dtype.itemsize
+        ):
+            return None
+        found = self._count_and_sum(where)
+        if found is None:
+            return None
+        count, total = found
+        if dtype.kind in "iu":
+            return np.asarray([wrapped(int(total), dtype)])
+        if what == "mean":
+            return np.asarray([total / count], dtype) if count else np.empty(0, dtype)
+        with np.errstate(over="ignore"):
+            return np.asarray([total]).astype(dtype)
+
+    def _count_and_sum(self, where: Any) -> tuple[int, int | float] | None:
+        """How many elements count, and what they add up to: exactly, or in double precision. None: servers
+        cannot say."""
         kind = self._computes()
         if kind is None:
-            assert what == "count"
-            if picks is not None:
-                return picks.size, None
-            if not isinstance(where, Condition):
-                return self.size, None
-            return where.positions().size, None
-        count, total = 0, start
+            return None
+        own, picks = self._which(where)
+        count, total = 0, 0 if self.dtype.kind in "iu" else 0.0
         for low, layout in self._scans(picks):
-            if what == "count":
-                count += self._direct.count(self._region, low, layout, kind, own)
-            elif what == "sum":
-                some, value = self._direct.sum(self._region, low, layout, kind, own)
-                count, total = count + some, join(total, value)
-            elif self._has_nan(low, layout, kind, own):
-                count, total = count + 1, join(total, self.dtype.type(np.nan))
-            else:
-                bits = self._direct.extreme(self._region, low, layout, kind, own, what == "max")
-                if bits is not None:
-                    count, total = count + 1, join(total, _from_bits(bits, self.dtype))
+            some, value = self._direct.sum(self._region, low, layout, kind, own)
+            count, total = count + some, total + value
         return count, total
+
+    def _counted(self, where: Condition | tuple[str, Any]) -> int | None:
+        """For how many elements a condition holds. None: servers cannot say."""
+        if isinstance(where, Condition) and not where.column._same(self):
+            if where.shape != self.shape:
+                raise ValueError(
+                    f"a condition on shape {where.shape} does not fit an array of shape {self.shape}"
+                )
+            return where.column._counted(where)
+        kind = self._computes()
+        test = self._test(*((where.test, where.operand) if isinstance(where, Condition) else where))
+        if kind is None or test is None:
+            return None
+        return sum(
+            self._direct.count(self._region, low, layout, kind, test) for low, layout in self._scans(None)
+        )
+
+    def _selected(self, test: str, operand: Any) -> npt.NDArray[np.int64] | None:
+        """The positions where a condition holds. None: servers cannot say."""
+        bits, kind = self._test(test, operand), self._computes()
+        if bits is None or kind is None:
+            return None
+        found = []
+        for first, part in self._parts():
+            taken = part._direct.select(part._region, part._low(), part._layout(), kind, bits)
+            found.append(part._in_order(np.frombuffer(memoryview(taken), np.int64)) + first)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _ends(self, where: Any) -> Array | None:
+        """The least and the greatest element that count; empty if none does. None: servers cannot say."""
+        if self._computes() is None:
+            return None
+        least = self._extreme(False, where)
+        greatest = self._extreme(True, where)
+        return least if least is None or greatest is None or least.size == 0 else np.append(least, greatest)
+
+    def _extreme(self, greatest: bool, where: Any) -> Array | None:
+        kind = self._computes()
+        if kind is None:
+            return None
+        own, picks = self._which(where)
+        found = []
+        for low, layout in self._scans(picks):
+            if self._has_nan(low, layout, kind, own):
+                return np.asarray([np.nan], self.dtype)
+            bits = self._direct.extreme(self._region, low, layout, kind, own, greatest)
+            if bits is not None:
+                found.append(_from_bits(bits, self.dtype))
+        ends = np.asarray(found, self.dtype)
+        return ends if ends.size == 0 else np.asarray([ends.max() if greatest else ends.min()])
 
     def _has_nan(self, low: int, layout: _native.Layout, kind: str, test: tuple[str, int]) -> bool:
         """Whether a NaN is among the elements that count: servers skip them where they look for an
@@ -648,7 +618,7 @@ class RemoteArray:
         numbers = self._direct.count(self._region, low, layout, kind, (">=", _bits(-np.inf, self.dtype)))
         return numbers < layout.nbytes // self.dtype.itemsize
 
-    def _which(self, where: Condition | npt.ArrayLike | None) -> tuple[tuple[str, int], _Picks | None]:
+    def _which(self, where: Condition | Array | None) -> tuple[tuple[str, int], _Picks | None]:
         """Which elements count: those that pass a test at the servers; or, if there are picks, those."""
         every = ("all", 0)
         if where is None:
@@ -656,20 +626,7 @@ class RemoteArray:
         if isinstance(where, Condition):
             own = where.column._test(where.test, where.operand) if where.column._same(self) else None
             return (every, self._flat(where.positions(), where.column)) if own is None else (own, None)
-        mask = np.broadcast_to(np.asarray(where), self.shape)
-        if mask.dtype != np.bool_:
-            raise TypeError(f"where is a condition or an array of booleans, not of {mask.dtype}")
-        return every, self._flat(np.flatnonzero(mask), self)
-
-    def _here(self, what: str, where: Condition | npt.ArrayLike | None) -> Array | None:
-        """The elements that count, fetched, if servers do not compute with them: NumPy does."""
-        if self._computes() is not None:
-            return None
-        picks = self._which(where)[1]
-        if picks is not None:
-            return cast(Array, self._start_gather(picks, False).result()).ravel()
-        values = self._fetched(what).ravel()
-        return values[_compare(values, where.test, where.operand)] if isinstance(where, Condition) else values
+        return every, self._flat(np.flatnonzero(where), self)
 
     def _scans(self, picks: _Picks | None) -> Iterator[tuple[int, _native.Layout]]:
         if picks is None:
@@ -701,14 +658,14 @@ class RemoteArray:
 
     def _in_order(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Positions in the ascending order that servers know, as positions in this array's own."""
-        if positions.size == 0 or not any(stride < 0 for stride in self._strides):
+        order = self._order()
+        plain = order == tuple(range(self.ndim)) and not any(stride < 0 for stride in self._strides)
+        if positions.size == 0 or plain:
             return positions
-        indices = np.unravel_index(positions, self.shape)
-        flipped = tuple(
-            n - 1 - index if stride < 0 else index
-            for index, n, stride in zip(indices, self.shape, self._strides, strict=True)
-        )
-        return np.sort(np.ravel_multi_index(flipped, self.shape)).astype(np.int64)
+        indices: list[Any] = [None] * self.ndim
+        for axis, index in zip(order, np.unravel_index(positions, self._lies(self.shape)), strict=True):
+            indices[axis] = self.shape[axis] - 1 - index if self._strides[axis] < 0 else index
+        return np.sort(np.ravel_multi_index(tuple(indices), self.shape)).astype(np.int64)
 
     def _sliced(self, rows: slice) -> RemoteArray:
         start, stop, step = rows.indices(self.shape[0])
@@ -716,13 +673,14 @@ class RemoteArray:
         strides = (self._strides[0] * step, *self._strides[1:])
         return self._derived(self._offset + start * self._strides[0], (count, *self.shape[1:]), strides)
 
-    def _derived(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> RemoteArray:
-        part = RemoteArray(self._direct, self._region, offset, shape, strides, self.dtype, self.name)
-        part._keeps, part._about = self._keeps, self._about
+    def _derived(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Self:
+        part = type(self)(self._direct, self._region, offset, shape, strides, self.dtype, self.name)
+        part._keeps, part._about, part._called = self._keeps, self._about, self._called
         return part
 
     def _same(self, other: RemoteArray) -> bool:
-        return (self._region is other._region and self._offset == other._offset and self.shape == other.shape
+        same = self._region is other._region or self._whole() == other._whole()
+        return (same and self._offset == other._offset and self.shape == other.shape
                 and self._strides == other._strides and self.dtype == other.dtype)  # fmt: skip
 
     def _computes(self) -> str | None:
@@ -751,10 +709,6 @@ class RemoteArray:
         exact = bool(cast_to == scalar) or (self.dtype.kind == "f" and bool(np.isnan(scalar)))
         return (test, _bits(operand, self.dtype)) if exact else None
 
-    def _fetched(self, what: str) -> Array:
-        _warn_once(f"servers do not {what} {self.dtype} as it lies there: the array is fetched")
-        return cast(Array, self[...])
-
     def _flat(self, positions: npt.NDArray[np.int64], of: RemoteArray) -> _Picks:
         """The elements at these positions of a column of the same shape."""
         if of.shape != self.shape:
@@ -772,15 +726,38 @@ class RemoteArray:
             stride * (n - 1) for n, stride in zip(self.shape, self._strides, strict=True) if stride < 0
         )
 
+    def _order(self) -> tuple[int, ...]:
+        """Its dimensions as they lie, the densest last."""
+        strides = [abs(stride) for stride in self._strides]
+        if all(a >= b for a, b in zip(strides, strides[1:], strict=False)):
+            return tuple(range(self.ndim))
+        return tuple(sorted(range(self.ndim), key=lambda axis: -strides[axis]))
+
+    def _lies(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape with its dimensions as they lie."""
+        return tuple(shape[axis] for axis in self._order())
+
     def _flips(self) -> tuple[Any, ...]:
-        """Turns what lies there in ascending order into the order asked for, and back."""
         # With "..." an array without dimensions stays one; a scalar has no byte order, and no length.
         return (..., *(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides))
 
+    def _as_asked(self, array: Array) -> Array:
+        """Elements as they lie there, turned into the order asked for, in the last dimensions."""
+        front = array.ndim - self.ndim
+        back = np.argsort(self._order()) + front
+        turned: Array = array.transpose(*range(front), *back.tolist())[self._flips()]
+        return turned
+
+    def _as_it_lies(self, array: Array) -> Array:
+        """The other way."""
+        front = array.ndim - self.ndim
+        flipped: Array = array[self._flips()]
+        return flipped.transpose(*range(front), *(axis + front for axis in self._order()))
+
     def _layout(self) -> _native.Layout:
-        dims = [(n, abs(stride)) for n, stride in zip(self.shape, self._strides, strict=True)]
+        dims = [(self.shape[axis], abs(self._strides[axis])) for axis in self._order()]
         inner = self.dtype.itemsize
-        while dims and dims[-1][1] == inner:
+        while dims and (dims[-1][1] == inner or dims[-1][0] == 1):
             inner *= dims.pop()[0]
         return _native.Layout.strided(inner, dims)
 
@@ -793,19 +770,6 @@ class RemoteArray:
             return self, picks, picks.shape == ()
         view = _basic(self, entries)
         return view, None, view.shape == () and not _has_dots(key)
-
-
-class _At:
-    def __init__(self, array: RemoteArray) -> None:
-        self._array = array
-
-    def __getitem__(self, key: Any) -> RemoteArray:
-        view, picks, _ = self._array._resolve(key)
-        if picks is not None:
-            raise IndexError(
-                "a part at the servers is given by slices and numbers; index arrays fetch: t[...]"
-            )
-        return view
 
 
 class _Picks:
@@ -834,7 +798,7 @@ def _entries(key: Any, ndim: int) -> list[Any]:
         if word is None or word is ... or isinstance(word, slice):
             plain.append(word)
         elif isinstance(word, (bool, np.bool_)):
-            raise IndexError("a boolean does not select elements; give a mask of the array's shape")
+            plain.append(np.asarray(word))
         elif isinstance(word, (int, np.integer)):
             plain.append(int(word))
         elif isinstance(word, Condition):
@@ -913,7 +877,10 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
             continue
         if isinstance(entry, np.ndarray) and entry.dtype == np.bool_:
             sizes = array.shape[axis : axis + entry.ndim]
-            if entry.shape != sizes:
+            if entry.ndim == 0:
+                key.append(entry)
+                continue
+            if any(n not in (size, 0) for n, size in zip(entry.shape, sizes, strict=True)):
                 raise IndexError(f"a mask of shape {entry.shape} does not fit dimensions {sizes}")
             for index in np.nonzero(entry):
                 contents.append(index.astype(np.int64) * array._strides[axis])
@@ -936,7 +903,7 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
             key.append(np.arange(entry.size).reshape(entry.shape))
         axis += 1
     lattice = tuple(content.size for content in contents)
-    offsets: Any = 0
+    offsets: Any = np.zeros(lattice, np.int64)[tuple(key)]
     for at, content in enumerate(contents):
         along = content.reshape([-1 if axis == at else 1 for axis in range(len(contents))])
         offsets = offsets + np.broadcast_to(along, lattice)[tuple(key)]
@@ -980,6 +947,18 @@ def _pieces(view: RemoteArray, source: Array) -> Iterator[tuple[RemoteArray, Arr
         return
     for first in range(0, view.shape[0], rows):
         yield view._sliced(slice(first, first + rows)), source[first : first + rows]
+
+
+def _scalar(array: Array) -> Any:
+    """One element. A record is not a view of one, as NumPy's is: it cannot be changed."""
+    array.flags.writeable = False
+    return array[()]
+
+
+def _has_holes(dtype: np.dtype[Any]) -> bool:
+    """Whether a record has bytes that are no field's: those of another field, in a view of some."""
+    fields = dtype.fields
+    return fields is not None and sum(field[0].itemsize for field in fields.values()) < dtype.itemsize
 
 
 def _as_bytes(values: Array) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,6 @@
-"""Dask workers that spill to the pool instead of their disk: ``Worker(data=...)``.
+"""Dask arrays of arrays at the servers, and workers that spill to the pool instead of their disk.
+
+    blocks = rampool.dask.from_array(pool.open("orders"), chunks=(1000, 16))
 
     cluster = LocalCluster(n_workers=4, memory_limit="2GiB", data=rampool.dask.spill("memhost1", memory="64G",
     target="1200MiB"))
@@ -9,11 +11,13 @@ Needs ``rampool[dask]``.
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import zict
 from dask.utils import parse_bytes
 from distributed.protocol.serialize import deserialize_bytes, serialize_bytelist
@@ -23,8 +27,40 @@ from distributed.spill import Slow, SpillBuffer, SpilledSize
 from rampool._errors import NoRoom
 from rampool._pool import Pool, connect
 from rampool._store import Store
+from rampool._table import RemoteArray
 
-__all__ = ["Spill", "spill"]
+__all__ = ["Spill", "from_array", "spill"]
+
+
+def from_array(array: RemoteArray, chunks: Any = "auto", **options: Any) -> Any:
+    """A Dask array of an array at the servers: each block is fetched where it is computed, in any process.
+
+    ``dask.array.from_array`` copies what has NumPy's functions first, all of it.
+
+    Args:
+        array: what every block is fetched from, as it is then.
+        chunks: as ``dask.array.from_array`` takes them.
+        options: others of its arguments.
+    """
+    import dask.array as da
+
+    make: Any = da.from_array
+    return make(_Blocks(array), chunks, asarray=True, **options)
+
+
+class _Blocks:
+    """An array of which nothing but its blocks can be asked for."""
+
+    def __init__(self, array: RemoteArray) -> None:
+        self._array = array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.asarray(self._array[key])
+
+    def __dask_tokenize__(self) -> str:
+        # Others may change it at any time: no result for it is one for later.
+        return uuid.uuid4().hex
 
 
 def spill(

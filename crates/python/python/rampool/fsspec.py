@@ -5,15 +5,19 @@
     connection.execute("SET temp_directory = 'rampool://spill'")
 
 A file lies in regions at the servers; it is read and written there, at any place, and nothing is cached here.
-Files are this process's alone. Needs ``rampool[fsspec]``, or ``rampool[duckdb]``.
+Files are this process's alone; all filesystems of a pool have the same. Libraries that open URLs know
+``rampool://`` and are told the pool: ``frame.to_parquet("rampool://a", storage_options={"pool": pool})``. Needs
+``rampool[fsspec]``, or ``rampool[duckdb]``.
 """
 
 from __future__ import annotations
 
 import io
 import threading
+import weakref
 from typing import Any
 
+from fsspec import register_implementation  # type: ignore[import-untyped]
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
 from rampool import _native
@@ -21,12 +25,35 @@ from rampool._pool import Pool, connect
 
 __all__ = ["RampoolFileSystem", "filesystem"]
 
+register_implementation("rampool", "rampool.fsspec.RampoolFileSystem")
+
 # Pages that are never written take no room.
 _EXTENT_BYTES = 16 << 20
 
 
+class _Tree:
+    """The files of a pool."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, _Content] = {}
+        self.directories: set[str] = {""}
+        self.lock = threading.Lock()
+
+
+_trees: weakref.WeakKeyDictionary[Pool, _Tree] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
 def filesystem(pool: Pool) -> RampoolFileSystem:
-    """A filesystem of its own, empty, in this pool."""
+    """The filesystem of this pool.
+
+    >>> import fsspec
+    >>> with connect(SERVERS, memory="64M") as pool:
+    ...     with fsspec.open("rampool://words.txt", "w", pool=pool) as file:
+    ...         written = file.write("some words")
+    ...     print(filesystem(pool).cat("words.txt"))
+    b'some words'
+    """
     return RampoolFileSystem(pool=pool)
 
 
@@ -104,8 +131,9 @@ class _Content:
 
 
 class _File(io.RawIOBase):
-    """An open file. Each thread that moves in it has a place of its own: DuckDB seeks and then reads, from
-    several threads at a time."""
+    """An open file. A thread that moves in it has that place for its next read or write: DuckDB seeks and then
+    reads, from several threads at a time. Otherwise the place is everybody's, as with other files: Arrow
+    writes on from whatever thread it is in."""
 
     def __init__(self, content: _Content, mode: str) -> None:
         super().__init__()
@@ -123,9 +151,9 @@ class _File(io.RawIOBase):
     def _at(self) -> int:
         return self._places.get(threading.get_ident(), self._latest)
 
-    @_at.setter
-    def _at(self, place: int) -> None:
-        self._places[threading.get_ident()] = self._latest = place
+    def _moved(self, place: int) -> None:
+        self._places.pop(threading.get_ident(), None)
+        self._latest = place
 
     def readable(self) -> bool:
         return self._may_read
@@ -139,8 +167,9 @@ class _File(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if not self._may_read:
             raise io.UnsupportedOperation("this file was opened for writing")
-        read = self._content.read(self._at, memoryview(buffer).cast("B"))
-        self._at += read
+        at = self._at
+        read = self._content.read(at, memoryview(buffer).cast("B"))
+        self._moved(at + read)
         return read
 
     def write(self, buffer: Any) -> int:
@@ -148,16 +177,17 @@ class _File(io.RawIOBase):
             raise io.UnsupportedOperation("this file was opened for reading")
         view = memoryview(buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        self._content.write(self._at, view)
-        self._at += len(view)
+        at = self._at
+        self._content.write(at, view)
+        self._moved(at + len(view))
         return len(view)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.size}[whence]
         if start + offset < 0:
             raise ValueError(f"there is no place {start + offset} in a file")
-        self._at = start + offset
-        return self._at
+        self._places[threading.get_ident()] = self._latest = start + offset
+        return start + offset
 
     def tell(self) -> int:
         return self._at
@@ -186,15 +216,15 @@ class RampoolFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     protocol = "rampool"
     root_marker = ""
-    # Each has files of its own.
+    # A pool is no part of a key that could be compared.
     cachable = False
 
     def __init__(self, pool: Pool | None = None, **options: Any) -> None:
         super().__init__()
         self._pool = pool if pool is not None else connect(**options)
-        self._files: dict[str, _Content] = {}
-        self._directories: set[str] = {""}
-        self._lock = threading.Lock()
+        with _making:
+            tree = _trees.setdefault(self._pool, _Tree())
+        self._files, self._directories, self._lock = tree.files, tree.directories, tree.lock
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> str:
@@ -314,6 +344,11 @@ class RampoolFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self._open(path1, "rb") as source, self._open(path2, "wb") as target:
             while part := source.read(_EXTENT_BYTES):
                 target.write(part)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "files in the pool are this process's alone: use threads, or arrays with a name, for several"
+        )
 
     def created(self, path: str) -> Any:
         raise NotImplementedError("files in the pool have no times")
