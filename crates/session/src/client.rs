@@ -337,6 +337,10 @@ impl Client {
         for (group, mut piece) in placement.split_groups(extent) {
             let holders = placement.pairs()[usize::from(group.0)];
             let limit = self.request_limit(holders, pages, piece);
+            let alone = self.is_read_alone(holders, pages, piece);
+            if let Some(open) = self.open[usize::from(group.0)].take_if(|_| alone) {
+                self.submit_part(holders, pages, open, &mut fill);
+            }
             while piece.count > 0 {
                 let open = self.open[usize::from(group.0)].take();
                 if let Some(full) = open.filter(|(.., count)| *count >= limit) {
@@ -352,7 +356,7 @@ impl Client {
                 }
                 before += fits;
                 piece = Extent::new(piece.first.offset(u64::from(fits)), piece.count - fits);
-                if count + fits == limit {
+                if count + fits == limit || alone && piece.count == 0 {
                     self.submit_part(holders, pages, (id, first, count + fits), &mut fill);
                 } else {
                     self.open[usize::from(group.0)] = Some((id, first, count + fits));
@@ -420,20 +424,33 @@ impl Client {
             // One has missed some pages, and the other one others.
             return 1;
         }
-        let is_there = |server: ServerIndex| self.sessions[server.as_usize()].takes_part();
-        let missed = |server: ServerIndex| {
-            self.region(pages.of).is_some_and(|region| region.has_missed(server, &[extent]))
-        };
-        let lacks = |server: ServerIndex| is_there(server) && missed(server);
-        let reads = pages.opcode == Opcode::Get && holders.copy.is_some();
-        if reads && !holders.iter().all(is_there) && holders.iter().any(lacks) {
-            // What is there is not to wait for the rest.
-            return 1;
+        if self.is_read_alone(holders, pages, extent) {
+            let has_all =
+                |server: ServerIndex| self.takes_part(server) && !self.lacks(server, pages.of, extent);
+            if !holders.iter().any(has_all) {
+                // What is there is not to wait for the rest.
+                return 1;
+            }
         }
         let of = |server: ServerIndex| &self.sessions[server.as_usize()];
         let most = if self.work.rules.keep(Rule::FitsBoth) { 2 } else { 1 };
         let live = holders.iter().take(most).filter(|server| !is_lost(of(*server)));
         live.map(|server| of(server).max_pages(limit)).min().unwrap_or(limit)
+    }
+
+    /// Whether a holder that is there lacks some of what is read: it is asked for in requests of its own,
+    /// since another holder may lack other pages.
+    fn is_read_alone(&self, holders: Holders, pages: Pages, extent: Extent) -> bool {
+        let lacks = |server: ServerIndex| self.takes_part(server) && self.lacks(server, pages.of, extent);
+        pages.opcode == Opcode::Get && holders.copy.is_some() && holders.iter().any(lacks)
+    }
+
+    fn takes_part(&self, server: ServerIndex) -> bool {
+        self.sessions[server.as_usize()].takes_part()
+    }
+
+    fn lacks(&self, server: ServerIndex, of: u32, extent: Extent) -> bool {
+        self.region(of).is_some_and(|region| region.has_missed(server, &[extent]))
     }
 
     fn submit_part(

@@ -1,7 +1,8 @@
 //! The client's sessions under every fault; and each rule left out, which must be noticed.
 //!
 //! `SESSION_SEEDS=10000 cargo test -p rampool-sim --test session` runs more seeds, `SESSION_SEED=7` one; with
-//! `SESSION_RULE=AgeLimit` as well, the one that stresses this rule; with that alone, only this rule is left out.
+//! `SESSION_RULE=AgeLimit` as well, the one that stresses this rule; with that alone, only this rule is left
+//! out.
 
 use std::panic::catch_unwind;
 use std::sync::Mutex;
@@ -53,6 +54,13 @@ fn sessions_keep_their_promises_whatever_goes_wrong() {
     println!("{all:?}");
     // A world in which nothing happens proves nothing.
     assert!(all.counts_mut().into_iter().all(|count| *count > 0), "{all:?}");
+}
+
+/// One request for pages of which each holder lacked others found no holder for all of them: lost, though
+/// none was.
+#[test]
+fn pages_that_different_holders_lack_are_read_apart() {
+    let _ = run(Plan::from_seed(640));
 }
 
 #[test]

@@ -596,7 +596,9 @@ impl World {
                         .is_some_and(|other| !self.me.client.has_missed(other, self.me.of, PageIndex(page)))
                     && self.me.client.has_missed(server, self.me.of, PageIndex(page))
             };
-            let makes_up = self.me.client.missed_pages(server).0 > 0 && (0..PAGES).any(missed);
+            // What there was no room for comes with the next pass.
+            let passes = self.me.client.missed_pages(server).0 > 0 || !self.plan.faults.full;
+            let makes_up = passes && (0..PAGES).any(missed);
             judge.lost || judge.absent_since.is_none() && !makes_up
         };
         (0..).zip(&self.me.judges).all(whole)
@@ -1380,7 +1382,7 @@ impl World {
             Outcome::Lost { server, .. } => {
                 let judge = &self.me.judges[server.as_usize()];
                 let out = judge.lost || judge.absent_since.is_some() || judge.out_at >= op.made_at;
-                assert!(out || op.excused, "lost-has-a-reason: {outcome:?}");
+                assert!(out || op.excused, "lost-has-a-reason: {outcome:?} {op:?}");
                 let old = self.awake() - op.made_at >= self.op_ns() * u64::from(DEADLINES - 1);
                 let none_left = op.pages.iter().any(|(page, _)| !self.has_holder(*page));
                 assert!(old || op.pages.is_empty() || op.excused || none_left, "one-holder-suffices: {op:?}");
@@ -1474,7 +1476,8 @@ impl World {
         let beat = u64::try_from(self.plan.heartbeat.as_nanos()).expect("short") / 2 + 5 * MS;
         let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short"));
         // One that can be done without has its time, even if that is late.
-        let reconnect = reconnect + u64::try_from(SPARE_SILENCE.as_nanos()).expect("short") + 5 * MS;
+        let spare = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short").min(reconnect);
+        let reconnect = reconnect + spare + 5 * MS;
         let there = |judge: &Judge| !judge.lost && judge.absent_since.is_none();
         for (index, judge) in self.me.judges.iter().enumerate().filter(|(_, judge)| there(judge)) {
             let down = judge.down_since.map_or(0, |since| self.now - since.max(self.me.awake_since));
