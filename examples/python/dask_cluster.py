@@ -18,7 +18,9 @@ if __name__ == "__main__":
         # What a worker has no room for goes to a lease of its own.
         data = rampool.dask.spill(memory="64M", target="64MiB")
         with (
-            LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="1GiB", dashboard_address=None, data=data) as cluster,
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, memory_limit="1GiB", dashboard_address=None, data=data
+            ) as cluster,
             Client(cluster),
         ):
             # Handles travel to the workers; blocks go between them and the memory servers.

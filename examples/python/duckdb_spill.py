@@ -14,7 +14,9 @@ with rampool.connect(memory="1G") as pool:
     connection.execute("SET memory_limit = '100MB'; SET threads = 2; SET temp_directory = 'rampool://spill'")
     rows = 8_000_000
     ordered = f"SELECT i, h, lag(h) OVER (ORDER BY h) AS before FROM (SELECT i, hash(i) AS h FROM range({rows}) r(i))"
-    count, wrong = connection.execute(f"SELECT count(*), count(*) FILTER (before > h) FROM ({ordered})").fetchone()
+    count, wrong = connection.execute(
+        f"SELECT count(*), count(*) FILTER (before > h) FROM ({ordered})"
+    ).fetchone()
     assert (count, wrong) == (rows, 0)
     spilled = sum(server["sent_bytes"] for server in pool.servers())
     assert spilled > 10 << 20, "nothing was spilled"

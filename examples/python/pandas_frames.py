@@ -10,10 +10,14 @@ import rampool
 import rampool.fsspec  # noqa: F401
 
 with rampool.connect(memory="256M", local="8M") as pool:
-    # Columns on paged memory: at most 8 MiB of these 32 are in this machine's RAM. Without `copy=False` pandas
+    # Columns on paged memory: at most 8 MiB of these 32 are in this machine's RAM. Without `copy=False`
+    # pandas
     # would make columns of its own.
     rows = 1_000_000
-    columns = {name: pool.empty(rows, kind) for name, kind in [("day", "i8"), ("shop", "i8"), ("sold", "f8"), ("price", "f8")]}
+    columns = {
+        name: pool.empty(rows, kind)
+        for name, kind in [("day", "i8"), ("shop", "i8"), ("sold", "f8"), ("price", "f8")]
+    }
     columns["day"][:] = np.arange(rows) % 365
     columns["shop"][:] = np.arange(rows) % 7
     columns["sold"][:] = 1

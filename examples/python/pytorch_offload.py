@@ -9,7 +9,9 @@ import rampool
 import rampool.torch
 
 torch.manual_seed(1)
-net = torch.nn.Sequential(*[layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())])
+net = torch.nn.Sequential(
+    *[layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())]
+)
 batch = torch.randn(4000, 256)
 
 

@@ -1,6 +1,7 @@
 """Ray: tasks that share an array at the memory servers, and leave large results in a store in the pool.
 
-Ray's object store is this machine's shared memory, and what it spills goes to a disk: it has no hook for anything
+Ray's object store is this machine's shared memory, and what it spills goes to a disk: it has no hook for
+anything
 else. What lies in the pool takes no room there.
 
 RAMPOOL_SERVERS names the memory servers. Needs ray.

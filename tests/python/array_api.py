@@ -1,4 +1,5 @@
-"""NumPy's namespace, whose new arrays lie at a memory server: for the array API's own tests (`test_array_api.py`).
+"""NumPy's namespace, whose new arrays lie at a memory server: for the array API's own tests
+(`test_array_api.py`).
 
 It is no part of the package: what NumPy's functions give for arrays at the servers are NumPy's arrays.
 """

@@ -1,7 +1,9 @@
 """The array API's own tests, of arrays at a server: none fails that NumPy passes.
 
-They are not in the package registry: RAMPOOL_ARRAY_API_TESTS names a checkout of github.com/data-apis/array-api-tests,
-with its submodule. The namespace is a test's (`array_api.py`); its names, signatures and DLPack are not claimed.
+They are not in the package registry: RAMPOOL_ARRAY_API_TESTS names a checkout of
+github.com/data-apis/array-api-tests,
+with its submodule. The namespace is a test's (`array_api.py`); its names, signatures and DLPack are not
+claimed.
 """
 
 import os
@@ -28,11 +30,27 @@ def test_none_fails_that_numpy_passes(server):
 
     def failures(module):
         here = str(pathlib.Path(__file__).parent)
-        words = ["-q", "-rfE", "-p", "no:cacheprovider", "--max-examples", "20", "-W", "ignore", "--tb=no", "--derandomize"]
+        words = [
+            "-q",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            "--max-examples",
+            "20",
+            "-W",
+            "ignore",
+            "--tb=no",
+            "--derandomize",
+        ]
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", *words, *(f"array_api_tests/test_{part}.py" for part in PARTS)],
             cwd=place,
-            env={**os.environ, "SERVER": server, "ARRAY_API_TESTS_MODULE": module, "PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}"},
+            env={
+                **os.environ,
+                "SERVER": server,
+                "ARRAY_API_TESTS_MODULE": module,
+                "PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}",
+            },
             capture_output=True,
             text=True,
             timeout=1200,

@@ -59,7 +59,9 @@ def test_the_notebook_that_goes_on(tmp_path, monkeypatch):
             for cell in json.loads((EXAMPLES / "attach.ipynb").read_text())["cells"]:
                 if cell["cell_type"] == "code":
                     said = []
-                    reply = kernel.execute_interactive("".join(cell["source"]), timeout=120, output_hook=said.append)
+                    reply = kernel.execute_interactive(
+                        "".join(cell["source"]), timeout=120, output_hook=said.append
+                    )
                     assert reply["content"]["status"] == "ok", reply["content"]
             assert "of at most 64M" in str(said)
         finally:

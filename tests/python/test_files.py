@@ -36,7 +36,9 @@ def test_threads_write_and_read_on_from_where_others_were(pool):
     from rampool.fsspec import filesystem
 
     parts = [bytes([n]) * 1000 for n in range(40)]
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, filesystem(pool).open("turns", "wb+") as file:
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, filesystem(pool).open(
+        "turns", "wb+"
+    ) as file:
         for n, part in enumerate(parts):
             (one if n % 2 else other).submit(file.write, part).result()
         one.submit(file.seek, 0).result()
@@ -52,7 +54,9 @@ def test_pandas_writes_and_reads(pool, kind):
     pd = pytest.importorskip("pandas")
     if kind in ("parquet", "feather"):
         pytest.importorskip("pyarrow")
-    frame = pd.DataFrame({"a": np.arange(100_000), "b": np.random.default_rng(1).random(100_000), "c": ["x", "y"] * 50_000})
+    frame = pd.DataFrame(
+        {"a": np.arange(100_000), "b": np.random.default_rng(1).random(100_000), "c": ["x", "y"] * 50_000}
+    )
     where, options = f"rampool://frames/f.{kind}", {"storage_options": {"pool": pool}}
     index = {"index": False} if kind == "csv" else {}
     getattr(frame, f"to_{kind}")(where, **options, **index)

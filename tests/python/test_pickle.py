@@ -55,7 +55,10 @@ def test_multiprocessing(pool, method):
     with multiprocessing.get_context(method).Pool(2) as workers:
         seen = workers.map(raised, [there[0], there[1], there[0]], chunksize=1)
     assert there.tolist() == [[3] * 1000, [2] * 1000]
-    assert all(pid != os.getpid() and kind == "RemoteArray" and name == f"for {method}" for pid, kind, name, _ in seen)
+    assert all(
+        pid != os.getpid() and kind == "RemoteArray" and name == f"for {method}"
+        for pid, kind, name, _ in seen
+    )
 
 
 def test_queues_and_stores(pool, python):
@@ -80,10 +83,26 @@ def test_the_key_is_not_in_it(tmp_path, python):
     key = tmp_path / "pool.key"
     subprocess.run([command(), "key", str(key)], check=True, capture_output=True)
     secret = key.read_bytes().strip()
-    words = [command(), "serve", "--listen", "127.0.0.1:0", "--memory", "64M", "--shards", "1", "--key-file", str(key), "--until-stdin-closes"]
-    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    words = [
+        command(),
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--memory",
+        "64M",
+        "--shards",
+        "1",
+        "--key-file",
+        str(key),
+        "--until-stdin-closes",
+    ]
+    server = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
-        address = next(word.rstrip(",") for word in server.stdout.readline().split() if word.startswith("127.0.0.1:"))
+        address = next(
+            word.rstrip(",") for word in server.stdout.readline().split() if word.startswith("127.0.0.1:")
+        )
         with rampool.connect(address, memory="16M", key_file=str(key)) as pool:
             there = pool.remote("keyed", 3, "i8")
             text = pickle.dumps(there)
@@ -154,7 +173,12 @@ def test_ray_tasks(pool, tmp_path):
     ray = pytest.importorskip("ray")
     there = pool.remote("for ray", 1000)
     there[...] = 1
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}})
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
+    )
     try:
         seen = ray.get(ray.remote(lambda array: array.sum()).remote(there))
         assert seen == 1000

@@ -32,10 +32,13 @@ def placed(pool, here):
 
 
 def alike(got, want, what, *, loose=0.0):
-    """The same outcome: both raise, or the values, types and shapes are the same; floats up to rounding of the
+    """The same outcome: both raise, or the values, types and shapes are the same; floats up to rounding of
+    the
     terms of a sum, whose size is `loose`."""
     if isinstance(want, Exception):
-        assert isinstance(got, (TypeError, ValueError, IndexError, OverflowError, type(want))), f"{what}: {got!r}, NumPy: {want!r}"
+        assert isinstance(
+            got, (TypeError, ValueError, IndexError, OverflowError, type(want))
+        ), f"{what}: {got!r}, NumPy: {want!r}"
         return
     assert not isinstance(got, Exception), f"{what}: {got!r}, NumPy: {want!r}"
     if isinstance(want, (tuple, list)):
@@ -45,7 +48,10 @@ def alike(got, want, what, *, loose=0.0):
         return
     assert np.ndim(got) == 0 or hasattr(got, "shape"), f"{what}: {got!r}"
     got, want = np.asarray(got), np.asarray(want)
-    assert (got.dtype, got.shape) == (want.dtype, want.shape), f"{what}: {got.dtype} {got.shape}, NumPy: {want.dtype} {want.shape}"
+    assert (got.dtype, got.shape) == (
+        want.dtype,
+        want.shape,
+    ), f"{what}: {got.dtype} {got.shape}, NumPy: {want.dtype} {want.shape}"
     if loose and want.dtype.kind in "fc":
         atol = float(np.finfo(want.dtype).eps) * 64 * loose
         close(got, want, atol, what)
@@ -55,7 +61,11 @@ def alike(got, want, what, *, loose=0.0):
 
 def size_of(*arrays):
     with np.errstate(all="ignore"):
-        wide = [np.abs(array[np.isfinite(array)].astype("G")).sum() for array in map(np.asarray, arrays) if array.dtype.kind in "iufc"]
+        wide = [
+            np.abs(array[np.isfinite(array)].astype("G")).sum()
+            for array in map(np.asarray, arrays)
+            if array.dtype.kind in "iufc"
+        ]
     return float(sum(wide)) + 1
 
 
@@ -112,7 +122,11 @@ def test_a_transposed_array_is_as_any_other(pool, dtype):
     random = np.random.default_rng(4)
     here = values(random, (6, 5, 4), np.dtype(dtype))
     there = placed(pool, here)
-    for view in (lambda a: a.T, lambda a: a.transpose(1, 2, 0)[::-1, ::2], lambda a: a[:, ::-1].swapaxes(1, 2)):
+    for view in (
+        lambda a: a.T,
+        lambda a: a.transpose(1, 2, 0)[::-1, ::2],
+        lambda a: a[:, ::-1].swapaxes(1, 2),
+    ):
         a, b = view(there), view(here)
         for key in [np.s_[[2, 0, 2]], np.s_[:, [1, 0], 2], np.s_[1], np.s_[..., ::-2]]:
             alike(a[key], b[key], key)
@@ -131,7 +145,17 @@ def test_a_transposed_array_is_as_any_other(pool, dtype):
 
 def test_views_of_one_element_are_elements(pool):
     there, here = placed(pool, np.array(5)), np.array(5)
-    for view in (np.flip, np.transpose, np.squeeze, lambda a: a.T, lambda a: a[...], lambda a: a.reshape(1, 1), lambda a: np.expand_dims(a, 0), lambda a: a[True], lambda a: a[np.False_]):
+    for view in (
+        np.flip,
+        np.transpose,
+        np.squeeze,
+        lambda a: a.T,
+        lambda a: a[...],
+        lambda a: a.reshape(1, 1),
+        lambda a: np.expand_dims(a, 0),
+        lambda a: a[True],
+        lambda a: a[np.False_],
+    ):
         alike(view(there), view(here), "of no dimensions")
 
 
@@ -141,7 +165,15 @@ def test_shapes_of_views_are_numpys():
     random = np.random.default_rng(6)
     for _ in range(2000):
         shape = random.choice([1, 1, 2, 3, 4, 6], random.integers(0, 5))
-        array = np.zeros(shape * 2, "i4")[(..., *(slice(None, n * step, step) for n, step in zip(shape, random.choice([1, 1, 2], shape.size), strict=True)))]
+        array = np.zeros(shape * 2, "i4")[
+            (
+                ...,
+                *(
+                    slice(None, n * step, step)
+                    for n, step in zip(shape, random.choice([1, 1, 2], shape.size), strict=True)
+                ),
+            )
+        ]
         array = array.transpose(random.permutation(array.ndim)) if random.random() < 0.3 else array
         left, sizes = array.size, []
         while left > 1:
@@ -156,7 +188,11 @@ def test_shapes_of_views_are_numpys():
         except _Copies:
             assert not np.shares_memory(want, array), (array.shape, array.strides, sizes, order)
         else:
-            assert np.shares_memory(want, array) and got.shape == want.shape and got.ctypes.data == want.ctypes.data
+            assert (
+                np.shares_memory(want, array)
+                and got.shape == want.shape
+                and got.ctypes.data == want.ctypes.data
+            )
             assert all(n == 1 or a == b for n, a, b in zip(got.shape, got.strides, want.strides, strict=True))
 
 
@@ -172,7 +208,8 @@ def test_a_shape_that_needs_a_copy_is_fetched(pool):
         there.reshape(5, -1)
 
 
-# --- reductions ----------------------------------------------------------------------------------------------------
+# --- reductions
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -184,7 +221,21 @@ def test_reductions_along_axes(pool, dtype, seed):
         here = values(random, shape, kind)
         there = placed(pool, here)
         masks = [random.random(shape) < 0.6, random.random(shape[-1:]) < 0.5, False]
-        for name in ("sum", "mean", "min", "max", "any", "all", "prod", "std", "argmax", "count_nonzero", "ptp", "cumsum", "median"):
+        for name in (
+            "sum",
+            "mean",
+            "min",
+            "max",
+            "any",
+            "all",
+            "prod",
+            "std",
+            "argmax",
+            "count_nonzero",
+            "ptp",
+            "cumsum",
+            "median",
+        ):
             for axis in [None, 0, -1, (0, 1), (), 5]:
                 for more in [
                     {}, {"keepdims": True}, {"dtype": "f8"}, {"dtype": "i4"}, {"dtype": "f4"}, {"initial": 3}, {"where": masks[0]},
@@ -192,18 +243,33 @@ def test_reductions_along_axes(pool, dtype, seed):
                 ]:  # fmt: skip
                     what = (dtype, shape, name, axis, list(more))
                     # NumPy wants to be told what the least of no element is; here a single one is enough.
-                    if name in ("min", "max") and "where" in more and "initial" not in more and (axis is None or shape == () or len(shape) == 1 or axis == (0, 1)):
+                    if (
+                        name in ("min", "max")
+                        and "where" in more
+                        and "initial" not in more
+                        and (axis is None or shape == () or len(shape) == 1 or axis == (0, 1))
+                    ):
                         continue
                     # A mean along a dimension that is not there: NumPy refuses it only without a `where`.
                     if name == "mean" and shape == () and axis in (0, -1):
                         continue
                     run = lambda array: getattr(np, name)(array, axis=axis, **more)  # noqa: B023
                     want = outcome(lambda: run(here))  # noqa: B023
-                    alike(outcome(lambda: run(there)), want, what, loose=size_of(here) * (size_of(here) if name == "std" else 1))  # noqa: B023
+                    alike(
+                        outcome(lambda: run(there)),
+                        want,
+                        what,
+                        loose=size_of(here) * (size_of(here) if name == "std" else 1),
+                    )  # noqa: B023
         for name in ("add", "minimum", "maximum", "logical_or", "logical_and", "multiply"):
             function = getattr(np, name)
             for call in [function.reduce, lambda a, f=function: f.reduce(a, axis=None), lambda a, f=function: f.reduce(a, keepdims=True), function.accumulate]:  # fmt: skip
-                alike(outcome(lambda: call(there)), outcome(lambda: call(here)), (dtype, shape, name), loose=size_of(here))  # noqa: B023
+                alike(
+                    outcome(lambda: call(there)),
+                    outcome(lambda: call(here)),
+                    (dtype, shape, name),
+                    loose=size_of(here),
+                )  # noqa: B023
 
 
 def test_a_reduction_writes_where_it_is_told(pool):
@@ -229,12 +295,17 @@ def test_few_long_columns_are_added_up_at_the_servers(pool):
     before = received(pool)
     for name in ("sum", "mean", "min", "max", "any", "all"):
         alike(getattr(there, name)(axis=0), getattr(here, name)(axis=0), name)
-        alike(getattr(there, name)(axis=(0, 2), keepdims=True), getattr(here, name)(axis=(0, 2), keepdims=True), name)
+        alike(
+            getattr(there, name)(axis=(0, 2), keepdims=True),
+            getattr(here, name)(axis=(0, 2), keepdims=True),
+            name,
+        )
     alike(there.sum(axis=0, where=there > 3), here.sum(axis=0, where=here > 3), "where")
     assert received(pool) - before < 20_000, "of 320,000 bytes"
 
 
-# --- expressions -----------------------------------------------------------------------------------------------------
+# --- expressions
+# -----------------------------------------------------------------------------------------------------
 
 STEPS = {
     "times 2": lambda a: a * 2,
@@ -274,11 +345,18 @@ def test_a_column_changed_by_numbers(pool, dtype, seed):
             mask = view(here) > 5
             loose = size_of(view(here), b) + 10 * b.size
             for reduce in ("sum", "mean", "min", "max", "std", "any"):
-                alike(getattr(a, reduce)(), getattr(b, reduce)(), (*what, reduce), loose=loose if reduce != "std" else loose * loose)
+                alike(
+                    getattr(a, reduce)(),
+                    getattr(b, reduce)(),
+                    (*what, reduce),
+                    loose=loose if reduce != "std" else loose * loose,
+                )
             if mask.any() and isinstance(a, rampool.Expression):
                 for reduce in ("sum", "mean", "max"):
                     want = getattr(b[mask], reduce)()
-                    alike(getattr(a, reduce)(where=view(there) > 5), want, (*what, reduce, "where"), loose=loose)
+                    alike(
+                        getattr(a, reduce)(where=view(there) > 5), want, (*what, reduce, "where"), loose=loose
+                    )
                     alike(getattr(a, reduce)(where=mask), want, (*what, reduce, "mask"), loose=loose)
             alike(a[1:3], b[1:3], what)
             alike(a[[2, 0, 2]], b[[2, 0, 2]], what)
@@ -305,7 +383,11 @@ def test_an_expression_has_the_values_of_when_it_was_made(pool):
     doubled, odd, part, apart = there * 2, there > 4, there[5:] + 1, other + 1
     there[:6] = 0
     assert doubled.tolist() == list(range(0, 20, 2)) and doubled.sum() == 90 and doubled[3] == 6
-    assert odd.sum() == 5 and odd.positions().tolist() == [5, 6, 7, 8, 9] and there[odd].tolist() == [0, 6, 7, 8, 9]
+    assert (
+        odd.sum() == 5
+        and odd.positions().tolist() == [5, 6, 7, 8, 9]
+        and there[odd].tolist() == [0, 6, 7, 8, 9]
+    )
     assert part.tolist() == [6, 7, 8, 9, 10] and apart._settled is None
     assert there.sum(where=odd) == 30 and there.count(odd) == 5
     later = there[6:] * 3
@@ -326,11 +408,25 @@ def test_an_expression_has_the_values_of_when_it_was_made(pool):
         second[0] = 5
 
 
-# --- ufuncs and functions ------------------------------------------------------------------------------------------------
+# --- ufuncs and functions
+# ------------------------------------------------------------------------------------------------
 
 UFUNCS = ["add", "subtract", "multiply", "true_divide", "floor_divide", "remainder", "power", "minimum", "maximum", "equal", "less", "greater_equal",
           "not_equal", "logical_and", "bitwise_xor", "hypot", "arctan2", "left_shift"]  # fmt: skip
-UNARY = ["negative", "absolute", "sqrt", "exp", "sign", "isnan", "invert", "floor", "square", "conjugate", "logical_not", "spacing"]
+UNARY = [
+    "negative",
+    "absolute",
+    "sqrt",
+    "exp",
+    "sign",
+    "isnan",
+    "invert",
+    "floor",
+    "square",
+    "conjugate",
+    "logical_not",
+    "spacing",
+]
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -339,20 +435,57 @@ def test_ufuncs(pool, dtype):
     for shape in SHAPES:
         here = values(random, shape, np.dtype(dtype))
         there = placed(pool, here)
-        others = [3, -2, 2.5, 1j, True, np.int8(3), np.float64(0.5), np.ones(shape[-1:], "i2"), here, [1] * (shape[-1] if shape else 1), *HUGE]
+        others = [
+            3,
+            -2,
+            2.5,
+            1j,
+            True,
+            np.int8(3),
+            np.float64(0.5),
+            np.ones(shape[-1:], "i2"),
+            here,
+            [1] * (shape[-1] if shape else 1),
+            *HUGE,
+        ]
         for name in UFUNCS:
             function = getattr(np, name)
             for other in others:
                 what = (dtype, shape, name, other)
-                alike(outcome(lambda: function(there, other)), outcome(lambda: function(here, other)), what)  # noqa: B023
-                alike(outcome(lambda: function(other, there)), outcome(lambda: function(other, here)), (*what, "reversed"))  # noqa: B023
-            alike(outcome(lambda: function(there, there)), outcome(lambda: function(here, here)), (dtype, shape, name, "itself"))  # noqa: B023
+                alike(
+                    outcome(lambda: function(there, other)), outcome(lambda: function(here, other)), what
+                )  # noqa: B023
+                alike(
+                    outcome(lambda: function(other, there)),
+                    outcome(lambda: function(other, here)),
+                    (*what, "reversed"),
+                )  # noqa: B023
+            alike(
+                outcome(lambda: function(there, there)),
+                outcome(lambda: function(here, here)),
+                (dtype, shape, name, "itself"),
+            )  # noqa: B023
         for name in UNARY:
             function = getattr(np, name)
-            alike(outcome(lambda: function(there)), outcome(lambda: function(here)), (dtype, shape, name))  # noqa: B023
-        alike(outcome(lambda: np.divmod(there, 3)), outcome(lambda: np.divmod(here, 3)), (dtype, shape, "divmod"))  # noqa: B023
-        alike(outcome(lambda: there @ there.T), outcome(lambda: here @ here.T), (dtype, shape, "matmul"), loose=size_of(here) ** 2)  # noqa: B023
-        alike(outcome(lambda: np.add.outer(there, [1, 2])), outcome(lambda: np.add.outer(here, [1, 2])), (dtype, shape, "outer"))  # noqa: B023
+            alike(
+                outcome(lambda: function(there)), outcome(lambda: function(here)), (dtype, shape, name)
+            )  # noqa: B023
+        alike(
+            outcome(lambda: np.divmod(there, 3)),
+            outcome(lambda: np.divmod(here, 3)),
+            (dtype, shape, "divmod"),
+        )  # noqa: B023
+        alike(
+            outcome(lambda: there @ there.T),
+            outcome(lambda: here @ here.T),
+            (dtype, shape, "matmul"),
+            loose=size_of(here) ** 2,
+        )  # noqa: B023
+        alike(
+            outcome(lambda: np.add.outer(there, [1, 2])),
+            outcome(lambda: np.add.outer(here, [1, 2])),
+            (dtype, shape, "outer"),
+        )  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u8", "f4", "f8", "i2", "?", ">i4", "c16"])
@@ -360,14 +493,29 @@ def test_updates_in_place(pool, dtype):
     random = np.random.default_rng(9)
     others = [1, -1, 2.5, True, np.int16(-3), np.float64(0.5), np.arange(5), np.full(5, 0.25), np.arange(35, dtype="u1").reshape(7, 5), 1j, *HUGE,
               np.arange(3), np.zeros((2, 7, 5), "i1"), [1, 2, 3, 4, 5]]  # fmt: skip
-    for name in ["add", "subtract", "multiply", "true_divide", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "floor_divide", "left_shift", "power"]:
+    for name in [
+        "add",
+        "subtract",
+        "multiply",
+        "true_divide",
+        "minimum",
+        "maximum",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "floor_divide",
+        "left_shift",
+        "power",
+    ]:
         function = getattr(np, name)
         for other in others:
             for view in (lambda a: a, lambda a: a.T[::-1].T, lambda a: a[::2, 1]):
                 here = values(random, (7, 5), np.dtype(dtype))
                 there = placed(pool, here)
                 a, b = view(there), view(here)
-                got, want = outcome(lambda: function(a, other, out=a)), outcome(lambda: function(b, other, out=b))  # noqa: B023
+                got, want = outcome(lambda: function(a, other, out=a)), outcome(
+                    lambda: function(b, other, out=b)
+                )  # noqa: B023
                 what = (dtype, name, other)
                 alike(got, want, what)
                 # An update that fails has happened here not at all, and with NumPy perhaps in part.
@@ -501,7 +649,12 @@ def test_functions(pool, dtype):
     there = placed(pool, here)
     for name, function in FUNCTIONS.items():
         got, want = outcome(lambda: function(there)), outcome(lambda: function(here))  # noqa: B023
-        alike(got, want, (dtype, name), loose=size_of(here) ** 2 if name in ("linalg", "fft", "var", "dot", "einsum") else size_of(here))
+        alike(
+            got,
+            want,
+            (dtype, name),
+            loose=size_of(here) ** 2 if name in ("linalg", "fft", "var", "dot", "einsum") else size_of(here),
+        )
 
 
 def test_arrays_here_are_changed_by_arrays_there(pool):
@@ -537,7 +690,12 @@ def test_functions_that_write(pool):
         np.cumsum(np.arange(5), out=array[2])
         np.maximum.accumulate(np.arange(30).reshape(6, 5)[::-1], out=array[:, ::-1])
     alike(there, here, "written")
-    for refused in [lambda: np.copyto(there, 2.5), lambda: np.copyto(there * 2, 1), lambda: np.add(there, 1, out=there * 2), lambda: np.put(there + 1, 0, 0)]:
+    for refused in [
+        lambda: np.copyto(there, 2.5),
+        lambda: np.copyto(there * 2, 1),
+        lambda: np.add(there, 1, out=there * 2),
+        lambda: np.put(there + 1, 0, 0),
+    ]:
         with pytest.raises(TypeError):
             refused()
 
@@ -558,11 +716,17 @@ def test_what_would_be_lost_is_refused(pool):
     with pytest.raises(AttributeError):
         there.sort()
     with pytest.raises(ValueError, match="copy"):
-        np.asarray(there, copy=False) if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else there.__array__(copy=False)
+        (
+            np.asarray(there, copy=False)
+            if np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+            else there.__array__(copy=False)
+        )
 
 
 def test_fields_of_records(pool):
-    kind = np.dtype([("a", "i4"), ("b", "f8", (2,)), ("c", "S3"), ("d", [("x", "u8"), ("y", "f4")])], align=True)
+    kind = np.dtype(
+        [("a", "i4"), ("b", "f8", (2,)), ("c", "S3"), ("d", [("x", "u8"), ("y", "f4")])], align=True
+    )
     here = np.zeros((4, 3), kind)
     here["a"], here["b"], here["d"]["y"] = np.arange(12).reshape(4, 3), 0.5, 2
     there = placed(pool, here)
@@ -611,7 +775,11 @@ def test_bytes_are_viewed_as_another_dtype(pool):
 
 def test_shared_memory_is_known(pool):
     there, other = pool.remote(None, 10), pool.remote(None, 10)
-    assert np.shares_memory(there[3:], there[:4]) and not np.shares_memory(there, other) and not np.may_share_memory(there, np.zeros(3))
+    assert (
+        np.shares_memory(there[3:], there[:4])
+        and not np.shares_memory(there, other)
+        and not np.may_share_memory(there, np.zeros(3))
+    )
 
 
 def test_each_kind_of_fetch_is_said_once(pool):
@@ -625,7 +793,9 @@ def test_each_kind_of_fetch_is_said_once(pool):
             np.median(there)
             np.sqrt(there)
             there + there[0]
-            np.asarray(there), there.tolist(), there.sum(), there.T.max(), there[3:].copy(), (there > 3).sum()  # asked for, or not fetched
+            np.asarray(there), there.tolist(), there.sum(), there.T.max(), there[3:].copy(), (
+                there > 3
+            ).sum()  # asked for, or not fetched
     assert [str(each.message).split(" is ")[0] for each in seen] == ["np.median", "np.sqrt", "np.add"]
     assert all(each.category is rampool.FetchWarning and each.filename == __file__ for each in seen)
     assert "320 bytes of 'said' were fetched" in str(seen[0].message) and "352 bytes" in str(seen[2].message)

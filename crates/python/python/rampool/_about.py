@@ -42,7 +42,8 @@ def record(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> tuple[_native.DirectRegion, bool]:
-    """Says what a region holds, unless that was said; gives the region that says so, and whether this call was
+    """Says what a region holds, unless that was said; gives the region that says so, and whether this call
+    was
     the first.
 
     Raises:

@@ -396,7 +396,8 @@ class _Copies(Exception):
 
 
 def _reshaped(array: Array, shape: Any, order: Any) -> Array:
-    """A view of another shape. NumPy's own `reshape` of before 2.1 copies first, and looks then whether it had
+    """A view of another shape. NumPy's own `reshape` of before 2.1 copies first, and looks then whether it
+    had
     to: of an array without memory it must not."""
     if order == "A":
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"

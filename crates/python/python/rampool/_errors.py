@@ -54,5 +54,6 @@ class ForkError(Error, RuntimeError):
 
 
 class FetchWarning(RuntimeWarning):
-    """An array at the servers was fetched, because NumPy computes here what the servers do not. Said once in a
+    """An array at the servers was fetched, because NumPy computes here what the servers do not. Said once in
+    a
     process for each kind of computation, with what was fetched and how many bytes."""

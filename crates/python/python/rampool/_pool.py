@@ -97,7 +97,8 @@ class Pool:
     """A lease on memory servers. Made by :func:`connect`; a context manager that closes it.
 
     Threads may share it. A forked child may not: each call there raises :class:`rampool.ForkError`, and
-    arrays are what docs/internals/faults.md says. Arrays keep their memory, and the lease, until the last of them is
+    arrays are what docs/internals/faults.md says. Arrays keep their memory, and the lease, until the last of
+    them is
     gone.
     """
 

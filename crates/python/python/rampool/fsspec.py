@@ -6,7 +6,8 @@
 
 A file lies in regions at the servers; it is read and written there, at any place, and nothing is cached here.
 Files are this process's alone; all filesystems of a pool have the same. Libraries that open URLs know
-``rampool://`` and are told the pool: ``frame.to_parquet("rampool://a", storage_options={"pool": pool})``. Needs
+``rampool://`` and are told the pool: ``frame.to_parquet("rampool://a", storage_options={"pool": pool})``.
+Needs
 ``rampool[fsspec]``, or ``rampool[duckdb]``.
 """
 
@@ -131,7 +132,8 @@ class _Content:
 
 
 class _File(io.RawIOBase):
-    """An open file. A thread that moves in it has that place for its next read or write: DuckDB seeks and then
+    """An open file. A thread that moves in it has that place for its next read or write: DuckDB seeks and
+    then
     reads, from several threads at a time. Otherwise the place is everybody's, as with other files: Arrow
     writes on from whatever thread it is in."""
 
