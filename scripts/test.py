@@ -113,6 +113,7 @@ def features_here():
         "move": bool(any_mode & 1 << 16),
         "netns": has_capability(21) and has_capability(12),
         "root": os.geteuid() == 0,
+        "helm": shutil.which("helm") is not None,
         "dpkg": shutil.which("dpkg-deb") is not None,
         "browser": any(map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])),
         "cpus": len(os.sched_getaffinity(0)) >= 2,

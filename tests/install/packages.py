@@ -144,6 +144,23 @@ def image(world, scale):
     check(server.wait(30) == 0, f"the server of the image ended with {server.returncode}")
 
 
+def chart(world, scale):
+    """The chart renders, plainly and with everything on, and refuses values that its schema does not know."""
+    if not shutil.which("helm"):
+        return skip("helm", "no helm")
+    path = ROOT / "contrib/helm/rampool"
+    done = run(["helm", "lint", "--strict", path])
+    check(done.returncode == 0, f"helm lint says {done.stdout}{done.stderr}")
+    render = ["helm", "template", "r", path, "--kube-version", "1.30.0"]
+    more = ["metrics.podMonitor=true", "tenants=[tenant.a]", "lock=false", "extraArgs={--shards=2}"]
+    for values, wanted in (([], "add: [IPC_LOCK]"), (more, "--tenants=/etc/rampool-tenants/tenants.toml")):
+        done = run([*render, *(word for value in values for word in ("--set", value))])
+        check(done.returncode == 0 and wanted in done.stdout, f"{values}: {done.stdout}{done.stderr}")
+    for value in ("memoryMiB=lots", "memory=8G"):
+        done = run([*render, "--set", value])
+        check(done.returncode != 0, f"{value} is taken: {done.stdout}")
+
+
 def page(world, scale):
     """The page of a server in a browser: the numbers are there, and nothing goes wrong in its script."""
     browser = next(filter(shutil.which, ["chromium", "chromium-browser", "google-chrome"]), None)

@@ -21,7 +21,7 @@ from install import packages  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 suite = Suite("installed")
-for each in (packages.debian_packages, packages.image, packages.page):
+for each in (packages.debian_packages, packages.image, packages.chart, packages.page):
     suite.test()(each)
 
 # The paper's file: host, megabytes, comments; the first line is the compute node. Only the sizes are this test's.

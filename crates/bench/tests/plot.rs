@@ -54,10 +54,9 @@ fn a_plot_is_drawn_of_one_run_at_once_and_of_several_side_by_side() {
                     .as_f64()
                     .unwrap()
             };
-            assert!(
-                (of(name) / of("elapsed") * 100.0 - share).abs() <= 0.51,
-                "{rank} {name} {share}: {stats}"
-            );
+            // On a busy machine they are more than the time that passed: threads wait for each other.
+            let total: f64 = parts.iter().filter(|(of, ..)| of == rank).map(|(_, name, _)| of(name)).sum();
+            assert!((of(name) / total * 100.0 - share).abs() <= 0.51, "{rank} {name} {share}: {stats}");
         }
         own.extend(parts);
     }

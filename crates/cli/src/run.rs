@@ -256,9 +256,8 @@ impl Options {
     pub fn begin(&self, name: &str, below_full: impl FnOnce() -> Result<()>) -> Result<Begun> {
         let run_dir = RunDir::create().context("cannot create the run's directory")?;
         // The server starts while the machine and the program are examined.
-        let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
         let mut private = match &self.backup {
-            Some(backup) => Some(PrivateServer::on_disk(run_dir.path(), backup, key_file.as_deref())?),
+            Some(backup) => Some(PrivateServer::on_disk(run_dir.path(), backup, self.key_file.as_deref())?),
             None if self.servers.is_empty() => {
                 Some(PrivateServer::in_memory(run_dir.path(), self.memory, self.local)?)
             }
@@ -329,6 +328,7 @@ impl Options {
             ..Default::default()
         }
         .cache_config()?;
+        let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
         let pool = match connect(&config, Duration::from_secs(1)) {
             Err(ConnectError::TooLittle { wanted, missing, .. })
                 if !is_stated && wanted.0 - missing.0 >= LEAST_LEASE =>

@@ -866,7 +866,8 @@ impl Pool {
         demand: bool,
     ) {
         // What no thread waits for comes from the server while the caller goes on: it would wait here for the
-        // copies. SAFETY: the caller's promise.
+        // copies.
+        // SAFETY: the caller's promise.
         if demand && unsafe { self.shell.read_in_place(region, extents, dst) } {
             self.shell.events.push_back(PoolEvent::Fetched { token });
             return;

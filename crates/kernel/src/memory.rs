@@ -515,16 +515,6 @@ pub fn lock_on_fault(start: usize, bytes: usize) -> Result<(), i32> {
     if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
 }
 
-/// Locks a range into RAM, every page of it now.
-///
-/// # Errors
-/// The errno: EPERM or ENOMEM when RLIMIT_MEMLOCK is too small, or a part of the range is not mapped.
-pub fn lock(start: usize, bytes: usize) -> Result<(), i32> {
-    // SAFETY: mlock changes no content.
-    let rc = unsafe { libc::syscall(libc::SYS_mlock, start, bytes) };
-    if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
-}
-
 /// Ends the lock of a range, of any locker.
 ///
 /// # Errors

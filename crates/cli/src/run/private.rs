@@ -103,7 +103,6 @@ impl PrivateServer {
         {
             command.env_remove(name);
         }
-        command.env_remove("RAMPOOL_KEY_FILE");
         command
             .args(["serve", "--store", "compressed", "--shards", "1", "--memory"])
             .arg(memory.0.to_string())

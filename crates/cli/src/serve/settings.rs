@@ -385,7 +385,7 @@ mod tests {
         let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\ntenants = \"t\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
             grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\ncopy-to = \"h:1\"\nucx-clients = \"trusted\"\n\
             nbd = \"unix:/run/n\"\nexport = [\"swap=4G\", \"a b=512M\"]\nnbd-plain = true\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
-            log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\n";
+            log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\ndisk = \"/d\"\n";
         let settings = effective(file, &[]).unwrap();
         assert_eq!((settings.allow_uid, settings.log_level.as_str()), (vec![1, 2], "debug"));
         assert!(
@@ -394,6 +394,7 @@ mod tests {
                 && settings.ucx_clients_are_trusted
                 && settings.copy_to.len() == 1
         );
+        assert_eq!(settings.disk, Some("/d".into()));
         let export = |name: &str, bytes| Export { name: name.to_owned(), bytes };
         assert_eq!(settings.block.exports, [export("swap", 4 << 30), export("a b", 512 << 20)]);
         assert!(settings.block.plain && settings.block.listen[0].to_string() == "unix:/run/n");

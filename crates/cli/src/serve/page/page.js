@@ -137,6 +137,10 @@ function show({ status, rows }) {
   chart("written", own.rates.written_bytes_per_s, rate(own.rates.written_bytes_per_s));
   chart("requests", own.rates.requests_per_s, `${number(own.rates.requests_per_s)}/s`);
 
+  const used = (tenant) => {
+    const own = status.leases.filter((lease) => lease.tenant === tenant.name);
+    return own.reduce((sum, lease) => sum + lease.used_bytes, 0);
+  };
   const named = status.tenants.filter((tenant) => tenant.name);
   table(
     $("tenants"),
@@ -144,6 +148,7 @@ function show({ status, rows }) {
       ["tenant", (t) => t.name || "master key", "text"],
       ["weight", (t) => number(t.weight)],
       ["leased", (t) => size(t.lent_bytes)],
+      ["in use", (t) => size(used(t))],
       ["quota", (t) => (t.quota_bytes == null ? "-" : size(t.quota_bytes))],
       [
         "of quota",
