@@ -336,8 +336,8 @@ impl Client {
         let mut before = 0;
         for (group, mut piece) in placement.split_groups(extent) {
             let holders = placement.pairs()[usize::from(group.0)];
-            let limit = self.request_limit(holders, pages, piece);
             let alone = self.is_read_alone(holders, pages, piece);
+            let limit = self.request_limit(holders, pages, piece, alone);
             if let Some(open) = self.open[usize::from(group.0)].take_if(|_| alone) {
                 self.submit_part(holders, pages, open, &mut fill);
             }
@@ -417,14 +417,14 @@ impl Client {
     }
 
     /// Pages of one request that each of its holders takes.
-    fn request_limit(&self, holders: Holders, pages: Pages, extent: Extent) -> u32 {
+    fn request_limit(&self, holders: Holders, pages: Pages, extent: Extent, alone: bool) -> u32 {
         let limit = pages.limit;
         let is_behind = |server: ServerIndex| self.copies.is_behind(server);
         if holders.copy.is_some() && holders.iter().all(is_behind) {
             // One has missed some pages, and the other one others.
             return 1;
         }
-        if self.is_read_alone(holders, pages, extent) {
+        if alone {
             let has_all =
                 |server: ServerIndex| self.takes_part(server) && !self.lacks(server, pages.of, extent);
             if !holders.iter().any(has_all) {
