@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Result<i32> {
         ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
         block: settings.block.clone(),
         tenants: rules,
-        pressure: pressure_files(settings.open_frames),
+        pressure: pressure_files(settings.open_frames || settings.disk.is_some()),
         ..defaults
     };
     let server = Server::start(config)?;
@@ -153,10 +153,11 @@ fn unnamed_file(directory: &Path) -> Result<Arc<File>> {
     Ok(Arc::new(file))
 }
 
-/// By what a server notices that its machine is short of memory. A run's private one, which opens its frames, does
-/// not look: it must not refuse just then, and what it takes was the program's memory before.
-fn pressure_files(private: bool) -> Vec<PathBuf> {
-    if private { Vec::new() } else { available::pressure_files() }
+/// By what a server notices that its machine is short of memory. A run's private one, which opens its frames,
+/// does not look: it must not refuse just then, and what it takes was the program's memory before. Nor does
+/// one that lends a disk.
+fn pressure_files(goes_on: bool) -> Vec<PathBuf> {
+    if goes_on { Vec::new() } else { available::pressure_files() }
 }
 
 fn read_tenants_again(server: &RunningServer, file: &Path) {
