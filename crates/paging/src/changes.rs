@@ -17,6 +17,8 @@
 //!   and was read after it arrived after it.
 //! * A moving `mremap` tells of the place that it left once more, as of an unmapping of the same range. The two
 //!   are one change. Where it does not (`MREMAP_DONTUNMAP`), the place stays mapped and registered, and is empty.
+//!   Whether an unmapping tells of a place that was left or of one that stayed cannot always be told. Where an
+//!   order is in doubt, and each move may have left its place, they are taken to have done so.
 //! * A place counts as free where no page is known, and nothing has arrived. There may be memory all the same: a
 //!   mapping that grows in place raises no event. So an order is worse by each place where memory has arrived
 //!   and none is known, and by each move from where nothing is known.
@@ -158,8 +160,24 @@ const MOST_OVERTAKEN: usize = 4;
 /// # Errors
 /// [`Doubt`], if several orders with different outcomes are possible.
 pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -> Result<Order, Doubt> {
+    let near = trailing(changes, Told::Next);
+    order_of(changes, &near, space, facts).or_else(|doubt| {
+        let same = trailing(changes, Told::Same);
+        let moves = changes.iter().filter(|change| matches!(change, Change::Move { .. })).count();
+        if same.len() < moves || same == near {
+            return Err(doubt);
+        }
+        order_of(changes, &same, space, facts)
+    })
+}
+
+fn order_of(
+    changes: &[Change],
+    trailing: &[(usize, usize)],
+    space: &AddressSpace,
+    facts: &mut impl Facts,
+) -> Result<Order, Doubt> {
     let forks = changes.contains(&Change::Fork);
-    let trailing = trailing(changes);
     let ends_move = |number: usize| trailing.iter().any(|&(_, unmap)| unmap == number);
     let moved: Vec<usize> =
         (0..changes.len()).filter(|&number| changes[number] != Change::Fork && !ends_move(number)).collect();
@@ -172,7 +190,7 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
     for group in groups(&moved, changes) {
         let search = group.iter().any(|&number| is_contested(number, &group, changes, space));
         let steps =
-            if search { Search::run(&group, changes, &trailing, space, facts, &mut either)? } else { group };
+            if search { Search::run(&group, changes, trailing, space, facts, &mut either)? } else { group };
         ordered.push(steps);
     }
     let mut steps = Vec::with_capacity(changes.len());
@@ -184,7 +202,7 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
     for fork in (0..changes.len()).filter(|&number| changes[number] == Change::Fork) {
         let cut = ordered
             .iter()
-            .map(|steps| cut(fork, steps, changes, &trailing, space, facts))
+            .map(|steps| cut(fork, steps, changes, trailing, space, facts))
             .collect::<Result<_, _>>()?;
         cuts.push((fork, cut));
     }
@@ -205,16 +223,30 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
     Ok(Order { steps, either })
 }
 
-/// Moves, each with the unmapping that tells of the place that it has left: the next one that was read. Where
-/// something else was moved from there in between, the place may have stayed mapped, and the unmapping counts as
-/// one of its own.
-fn trailing(changes: &[Change]) -> Vec<(usize, usize)> {
+/// Which move an unmapping may belong to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// The last one from there, or from a part of it, if it is of the same range. Where something else was moved
+    /// from there in between, the place may have stayed mapped, and the unmapping counts as one of its own.
+    Next,
+    /// The last one of the same range. That is right where each move leaves its place.
+    Same,
+}
+
+/// Moves, each with the unmapping that tells of the place that it has left.
+fn trailing(changes: &[Change], told: Told) -> Vec<(usize, usize)> {
     let mut pairs: Vec<(usize, usize)> = Vec::new();
     for (number, change) in changes.iter().enumerate() {
         let Change::Unmap { start, end } = *change else { continue };
-        let from_here = |of: &usize| matches!(changes[*of], Change::Move { from, bytes, .. } if overlap((from, from + bytes), (start, end)));
-        let of = (0..number).rev().find(from_here).filter(|of| changes[*of].leaves() == Some((start, end)));
-        pairs.extend(of.filter(|of| !pairs.iter().any(|(before, _)| before == of)).map(|of| (of, number)));
+        let left = |of: usize| changes[of].leaves().filter(|_| matches!(changes[of], Change::Move { .. }));
+        let is_paired = |of: usize| pairs.iter().any(|(before, _)| *before == of);
+        let mut before =
+            (0..number).rev().filter(|of| left(*of).is_some_and(|left| overlap(left, (start, end))));
+        let of = match told {
+            Told::Next => before.next().filter(|of| left(*of) == Some((start, end)) && !is_paired(*of)),
+            Told::Same => before.find(|of| left(*of) == Some((start, end)) && !is_paired(*of)),
+        };
+        pairs.extend(of.map(|of| (of, number)));
     }
     pairs
 }

@@ -156,6 +156,17 @@ fn a_place_that_a_move_leaves_mapped_can_be_moved_as_well() {
 }
 
 #[test]
+fn a_place_that_was_left_is_taken_and_left_again_before_the_first_departure_is_told() {
+    let mut space = AddressSpace::default();
+    let (page, block) = (space.insert(18 * P, 1), space.insert(32 * P, 4));
+    let changes =
+        [moves(18, 64, 1), moves(32, 16, 4), unmap(32, 36), moves(16, 80, 4), unmap(18, 19), unmap(16, 20)];
+    let mut world = World::default().map(64, &[false]).map(80, &NO).resident(page, &[false]);
+    world = world.resident(block, &NO);
+    assert_eq!(order(&changes, &space, &mut world).unwrap().steps, [0, 4, 1, 2, 3, 5]);
+}
+
+#[test]
 fn a_fork_comes_where_the_child_says() {
     let (space, ..) = two();
     let changes = [Change::Fork, moves(32, 48, 4), unmap(16, 20), unmap(32, 36)];
