@@ -41,6 +41,29 @@ pub fn candidates(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
     })
 }
 
+/// Calls `each` with every range that has mappings to be taken over and, between what lies below and above,
+/// nothing else but gaps, in address order.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn candidates_with_gaps(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
+    let mut before: Option<Vma> = None;
+    let mut range = None;
+    read_maps(|vma| {
+        if is_candidate(vma, before.as_ref()) {
+            let start = range.map_or(before.map_or(vma.start, |before| before.end), |(start, _)| start);
+            range = Some((start, vma.end));
+        } else if let Some((start, _)) = range.take() {
+            each(start, vma.start);
+        }
+        before = Some(*vma);
+    })?;
+    if let Some((start, end)) = range {
+        each(start, end);
+    }
+    Ok(())
+}
+
 fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
     if !vma.is_private_memory() {
         return false;

@@ -392,10 +392,8 @@ fn hold_growth(faults: &FaultCatcher, stays: &[(usize, usize)]) {
     faults::note_faults(faults);
     let mut found = Vec::new();
     // What cannot be read now is not held; taking it over says so.
-    let _ = scan::candidates(|start, end| found.push((start, end)));
-    for (start, end) in found {
-        hold_absent(faults, start, end, stays);
-    }
+    let _ = scan::candidates_with_gaps(|start, end| found.push((start, end)));
+    hold_absent(faults, &found, stays);
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {

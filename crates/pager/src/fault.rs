@@ -320,14 +320,22 @@ impl FaultCatcher {
         Ok(())
     }
 
-    /// Threads that touch absent pages of the range wait until it is managed and served. For memory that no
-    /// system call could wait for nothing is done, nor where the kernel refuses it: the mapping is gone.
+    /// Threads that touch absent pages of the range, which may have gaps, wait until it is managed and served.
+    /// For memory that no system call could wait for nothing is done, nor where the kernel refuses it: something
+    /// else has been mapped there.
     pub(crate) fn hold_absent(&self, start: usize, bytes: usize) {
         if let Self::Uffd(catcher) = self
             && self.serves_system_calls()
         {
             keep_apart(start, bytes);
             let _ = catcher.uffd.register(start, bytes, true);
+        }
+    }
+
+    /// Ends [`Self::hold_absent`] for a whole mapping.
+    pub(crate) fn let_go(&self, start: usize, bytes: usize) {
+        if let Self::Uffd(catcher) = self {
+            let _ = catcher.uffd.unregister(start, bytes);
         }
     }
 

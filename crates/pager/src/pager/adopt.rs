@@ -1,6 +1,6 @@
 //! Taking over memory: which memory, and without missing a change meanwhile.
 
-use rampool_kernel::maps::{Maps, PresentRun, Vma};
+use rampool_kernel::maps::{Maps, PresentRun, Vma, read_maps};
 use rampool_kernel::memory::own_mappings;
 use rampool_paging::cache::Input;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
@@ -59,49 +59,21 @@ impl<B: Backing> Pager<B> {
     }
 
     /// Takes `[start, end)` over, which was one mapping, or a part of one, when it was last looked at.
-    ///
-    /// The mapping may have grown since. Registering a part of it would split it, and the kernel refuses an
-    /// `mremap` of two mappings as one (EFAULT). Or there may be a hole in it now, which is not registered,
-    /// and whatever is mapped there next is not either. So it is checked again once it is registered: events
-    /// report all later changes.
-    fn adopt_whole(&mut self, maps: &Maps, mut start: usize, mut end: usize) -> Result<(), i32> {
+    fn adopt_whole(&mut self, maps: &Maps, start: usize, end: usize) -> Result<(), i32> {
         if !self.faults.follows_mappings() {
             self.faults.manage(start, end - start)?;
             return self.take_in(start, end);
         }
-        let came = |pager: &Self, address| {
-            let vma = maps.at(address).filter(Vma::is_private_memory)?;
-            pager.unmanaged_around(address, &vma)
-        };
-        /// Mappings that change faster than that are left to the next scan.
-        const MOST_LOOKS: usize = 8;
-        for _ in 0..MOST_LOOKS {
-            let free_below = maps.at(start - 1).is_none();
-            let free_above = maps.at(end).is_none();
-            match maps.at(start).and_then(|vma| self.unmanaged_around(start, &vma)) {
-                None => break,
-                Some(now) if now != (start, end) => {
-                    (start, end) = now;
-                    continue;
-                }
-                // What counts as managed may be elsewhere by now: to register what is left over would divide a
-                // mapping.
-                Some(_) if self.collects() || self.faults.is_changing() => return Err(libc::EAGAIN),
-                Some(_) => self.faults.manage(start, end - start)?,
+        let part = |address, vma: &Vma| self.unmanaged_around(address, vma);
+        let (start, end) = register_whole(maps, (start, end), part, |from, to| {
+            // What counts as managed may be elsewhere by now: to register what is left over would divide a
+            // mapping.
+            if self.collects() || self.faults.is_changing() {
+                return Err(libc::EAGAIN);
             }
-            if maps.at(start).is_none_or(|vma| vma.end < end) {
-                break;
-            }
-            // Registering separates registered memory from memory that was mapped meanwhile.
-            let below = if free_below { came(self, start - 1) } else { None };
-            let above = if free_above { came(self, end) } else { None };
-            if below.is_none() && above.is_none() {
-                return self.take_in(start, end);
-            }
-            start = below.map_or(start, |(from, _)| from);
-            end = above.map_or(end, |(_, to)| to);
-        }
-        Err(libc::EAGAIN)
+            self.faults.manage(from, to - from)
+        })?;
+        self.take_in(start, end)
     }
 
     /// The parts of `[start, end)` that are not managed and may be, in address order.
@@ -198,18 +170,76 @@ impl<B: Backing> Pager<B> {
     }
 }
 
-/// Before there is a pager: threads that touch absent pages of `[start, end)`, except in `left_out`, wait
-/// until one serves these faults, which takes the memory over. Nothing else changes. Only where the kernel
-/// waits for pages in system calls too; elsewhere nothing is done.
+/// Before there is a pager: threads that touch absent pages of `ranges`, except in `left_out`, wait until one
+/// serves these faults, which takes the memory over. Nothing else changes. Only where the kernel waits for
+/// pages in system calls too; elsewhere nothing is done.
+///
+/// A range may have gaps: what the program maps there meanwhile is held, too. It ends where something else
+/// begins. If it ended with a mapping, one that takes its place meanwhile would be divided, and stay so: the
+/// kernel refuses an `mremap` of two mappings as one (EFAULT).
 ///
 /// The caller makes the pager soon, needs no absent page of that memory until then, and no other thread of
 /// the process changes our own mappings meanwhile.
-pub fn hold_absent(faults: &FaultCatcher, start: usize, end: usize, left_out: &[(usize, usize)]) {
+pub fn hold_absent(faults: &FaultCatcher, ranges: &[(usize, usize)], left_out: &[(usize, usize)]) {
     let mut parts = Vec::new();
-    subtract((start, end), &not_to_be_managed(start, end, left_out), &mut parts);
-    for (from, to) in parts {
+    for &(start, end) in ranges {
+        subtract((start, end), &not_to_be_managed(start, end, left_out), &mut parts);
+    }
+    for &(from, to) in &parts {
         faults.hold_absent(from, to - from);
     }
+    // What has come into the gaps and is not to be taken over is not waited for.
+    let _ = read_maps(|vma| {
+        if !vma.is_private_memory() && parts.iter().any(|&(from, to)| vma.start >= from && vma.end <= to) {
+            faults.let_go(vma.start, vma.bytes());
+        }
+    });
+}
+
+/// Registers the memory `part`, which was one mapping, or a part of one, when it was last looked at, and says
+/// what was registered as one.
+///
+/// The mapping may have grown since, or be gone, with another one in its place. Registering a part of a mapping
+/// splits it, and the kernel refuses an `mremap` of two mappings as one (EFAULT). Or there may be a hole now,
+/// which is not registered, and whatever is mapped there next is not either. So it is checked again once it is
+/// registered, and what has come beside it is registered with it, which makes one mapping of the two again:
+/// events report all later changes. `part_around` says which part of a mapping with an address is to be
+/// registered.
+///
+/// # Errors
+/// What `register` says; EAGAIN: the mapping changes all the time, or is gone. What is registered stays so.
+fn register_whole(
+    maps: &Maps,
+    part: (usize, usize),
+    part_around: impl Fn(usize, &Vma) -> Option<(usize, usize)>,
+    register: impl Fn(usize, usize) -> Result<(), i32>,
+) -> Result<(usize, usize), i32> {
+    /// Mappings that change faster than that are left to the next scan.
+    const MOST_LOOKS: usize = 16;
+    let (mut start, mut end) = part;
+    for _ in 0..MOST_LOOKS {
+        let (below, above) = (maps.at(start - 1), maps.at(end));
+        let now = maps.from(start).filter(|vma| vma.start < end);
+        let now = now.and_then(|vma| part_around(vma.start.max(start), &vma)).ok_or(libc::EAGAIN)?;
+        if now != (start, end) {
+            (start, end) = now;
+            continue;
+        }
+        register(start, end)?;
+        let came = |address, before: Option<Vma>| {
+            let vma = maps.at(address).filter(|vma| Some(*vma) != before && vma.is_private_memory())?;
+            part_around(address, &vma)
+        };
+        let (below, above) = (came(start - 1, below), came(end, above));
+        if below.is_none() && above.is_none() {
+            let is_whole = maps.at(start).is_some_and(|vma| vma.end >= end);
+            return if is_whole { Ok((start, end)) } else { Err(libc::EAGAIN) };
+        }
+        start = below.map_or(start, |(from, _)| from);
+        end = above.map_or(end, |(_, to)| to);
+        register(start, end)?;
+    }
+    Err(libc::EAGAIN)
 }
 
 /// Our own mappings in `[start, end)`, and what is left out, in address order.
