@@ -320,9 +320,9 @@ impl FaultCatcher {
         Ok(())
     }
 
-    /// Threads that touch absent pages of the range, which may have gaps, wait until it is managed and served.
-    /// For memory that no system call could wait for nothing is done, nor where the kernel refuses it: something
-    /// else has been mapped there.
+    /// Threads that touch absent pages of the range, which may have gaps, wait until it is managed and
+    /// served. For memory that no system call could wait for nothing is done, nor where the kernel refuses
+    /// it: something else has been mapped there.
     pub(crate) fn hold_absent(&self, start: usize, bytes: usize) {
         if let Self::Uffd(catcher) = self
             && self.serves_system_calls()
@@ -494,8 +494,8 @@ impl FaultCatcher {
         }
     }
 
-    /// While `held`, everything that would install pages, move them or change their protection is answered as if
-    /// the kernel refused it, for a change of mappings.
+    /// While `held`, everything that would install pages, move them or change their protection is answered as
+    /// if the kernel refused it, for a change of mappings.
     pub fn hold(&mut self, held: bool) {
         if let Self::Uffd(catcher) = self {
             catcher.held = held;
@@ -713,8 +713,8 @@ impl FaultCatcher {
         Ok(())
     }
 
-    /// Makes every access to this page a SIGBUS if it is not there: `Done` then, and no thread is woken. None:
-    /// nothing can be poisoned here.
+    /// Makes every access to this page a SIGBUS if it is not there: `Done` then, and no thread is woken.
+    /// None: nothing can be poisoned here.
     pub fn poison_unless_there(&mut self, address: usize) -> Option<Reply> {
         match self {
             _ if self.is_held() => None,

@@ -35,8 +35,8 @@ impl<B: Backing> Pager<B> {
     /// pager is driven until the program ends, or the memory is handed on.
     ///
     /// # Errors
-    /// EAGAIN: mappings are changing, or a fork is under way; ask again after events have been served. A mapping
-    /// that the kernel refuses is passed over.
+    /// EAGAIN: mappings are changing, or a fork is under way; ask again after events have been served. A
+    /// mapping that the kernel refuses is passed over.
     pub unsafe fn adopt_mapped(&mut self, start: usize, end: usize) -> Result<(), i32> {
         if self.frozen {
             return Err(libc::EAGAIN);
@@ -199,12 +199,12 @@ pub fn hold_absent(faults: &FaultCatcher, ranges: &[(usize, usize)], left_out: &
 /// Registers the memory `part`, which was one mapping, or a part of one, when it was last looked at, and says
 /// what was registered as one.
 ///
-/// The mapping may have grown since, or be gone, with another one in its place. Registering a part of a mapping
-/// splits it, and the kernel refuses an `mremap` of two mappings as one (EFAULT). Or there may be a hole now,
-/// which is not registered, and whatever is mapped there next is not either. So it is checked again once it is
-/// registered, and what has come beside it is registered with it, which makes one mapping of the two again:
-/// events report all later changes. `part_around` says which part of a mapping with an address is to be
-/// registered.
+/// The mapping may have grown since, or be gone, with another one in its place. Registering a part of a
+/// mapping splits it, and the kernel refuses an `mremap` of two mappings as one (EFAULT). Or there may be a
+/// hole now, which is not registered, and whatever is mapped there next is not either. So it is checked again
+/// once it is registered, and what has come beside it is registered with it, which makes one mapping of the
+/// two again: events report all later changes. `part_around` says which part of a mapping with an address is
+/// to be registered.
 ///
 /// # Errors
 /// What `register` says; EAGAIN: the mapping changes all the time, or is gone. What is registered stays so.
