@@ -10,12 +10,20 @@ pub fn left(copies: u8, processes: &[StatsSnapshot]) -> f64 {
     f64::from(copies) - lacking / sum(|process| process.stored_pages).max(1) as f64
 }
 
-/// What is said of a run whose pages do not have all of their copies; `servers`: those of its lease.
+/// A run whose pages do not have all of their copies.
+#[derive(Debug)]
+pub struct Lacking {
+    /// Pages that lack one.
+    pub pages: u64,
+    pub said: String,
+}
+
+/// What a run lacks, if anything; `servers`: those of its lease.
 pub fn lacking(
     copies: u8,
     servers: impl Iterator<Item = String>,
     processes: &[StatsSnapshot],
-) -> Option<String> {
+) -> Option<Lacking> {
     let lacking: u64 = processes.iter().map(|process| process.lacking_pages).sum();
     let mask = processes.iter().fold(0, |mask, process| mask | process.lost_mask);
     if copies < 2 || lacking == 0 && mask == 0 {
@@ -34,7 +42,8 @@ pub fn lacking(
         [server] => format!("because server {server} is not there"),
         servers => format!("because servers {} are not there", servers.join(", ")),
     };
-    Some(format!("{left:.1} of {copies} copies of each page ({percent} %): {bytes} lack one, {why}"))
+    let said = format!("{left:.1} of {copies} copies of each page ({percent} %): {bytes} lack one, {why}");
+    Some(Lacking { pages: lacking, said })
 }
 
 #[cfg(test)]
@@ -49,10 +58,12 @@ mod tests {
             lost_mask,
             ..StatsSnapshot::default()
         };
-        let said =
+        let of =
             |processes: &[StatsSnapshot]| lacking(2, ["a:1", "b:2"].map(String::from).into_iter(), processes);
+        let said = |processes: &[StatsSnapshot]| of(processes).map(|lacking| lacking.said);
         assert_eq!(said(&[process(2048, 0, 0)]), None);
-        assert_eq!(lacking(1, std::iter::empty(), &[process(2048, 5, 0)]), None);
+        assert!(lacking(1, std::iter::empty(), &[process(2048, 5, 0)]).is_none());
+        assert_eq!(of(&[process(1024, 512, 0), process(1024, 256, 2)]).unwrap().pages, 768);
         let refilling = said(&[process(1024, 512, 0), process(1024, 256, 0)]).unwrap();
         assert_eq!(refilling, "1.6 of 2 copies of each page (81 %): 3 MiB lack one, which are being copied");
         let lost = said(&[process(1024, 1024, 2)]).unwrap();

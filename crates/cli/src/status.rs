@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<i32> {
         println!("{}", serde_json::to_string_pretty(&objects).context("cannot write the status as JSON")?);
     } else {
         print!("{}", table(&answers));
-        top::lacking().iter().for_each(|run| println!("{run}"));
+        top::lacking().iter().for_each(|run| println!("{}", run.said));
     }
     Ok(i32::from(answers.iter().any(|(_, answer)| answer.is_err())))
 }

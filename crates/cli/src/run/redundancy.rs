@@ -104,7 +104,7 @@ impl Redundancy {
         } else if self.said.elapsed() >= SAY_EVERY {
             self.said = Instant::now();
             let lacking = copies::lacking(pool.copies(), pool.servers().map(str::to_owned), processes);
-            lacking.into_iter().for_each(|lacking| remark(&format!("rampool: {lacking}")));
+            lacking.into_iter().for_each(|lacking| remark(&format!("rampool: {}", lacking.said)));
         }
     }
 }

@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 use rampool_net::transport::Endpoint;
 use rampool_server::block::ExportStatus;
 use rampool_server::{Observer, QueueStatus, ServerStatus};
+use rampool_wire::units::OS_PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 
 use super::latest::Latest;
 use super::page::Page;
+use crate::copies::Lacking;
+use crate::top;
 
 /// A client that has not sent its request by then is dropped.
 const CLIENT_TIME: Duration = Duration::from_secs(2);
@@ -101,6 +104,19 @@ const COUNTERS: &[(&str, &str, Read64)] = &[
     ("rampool_sleeps", "Times a serving thread found nothing to do and slept", |s| s.sleeps),
 ];
 
+type OfRuns = fn(&[Lacking]) -> u64;
+
+/// Gauges of runs of the server's user on its machine: of others it knows leases, but not which pages other
+/// servers have as well.
+const RUNS: &[(&str, &str, OfRuns)] = &[
+    ("rampool_runs_lacking_copies", "Runs here whose pages do not have all of their copies", |runs| {
+        runs.len() as u64
+    }),
+    ("rampool_lacking_bytes", "Bytes of pages of runs here that lack a copy", |runs| {
+        runs.iter().map(|run| run.pages * OS_PAGE_BYTES as u64).sum()
+    }),
+];
+
 /// Sum of a number over block devices.
 fn exports(status: &ServerStatus, read: fn(&ExportStatus) -> u64) -> u64 {
     status.exports.iter().map(read).sum()
@@ -116,9 +132,12 @@ struct Metrics(Arc<Latest>);
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let status = self.0.status();
-        for (name, help, read) in GAUGES {
-            let gauge = ConstGauge::new(i64::try_from(read(&status)).unwrap_or(i64::MAX));
+        let (status, lacking) = (self.0.status(), top::lacking());
+        let gauges = GAUGES.iter().map(|(name, help, read)| (name, help, read(&status)));
+        for (name, help, value) in
+            gauges.chain(RUNS.iter().map(|(name, help, read)| (name, help, read(&lacking))))
+        {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         for (name, help, read) in COUNTERS {
@@ -338,7 +357,9 @@ mod tests {
         let answer = ask(metrics.address(), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(answer.contains("\nrampool_memory_bytes 67108864\n"), "{answer}");
-        for (name, ..) in GAUGES.iter().chain(COUNTERS) {
+        let names =
+            GAUGES.iter().chain(COUNTERS).map(|(name, ..)| name).chain(RUNS.iter().map(|(name, ..)| name));
+        for name in names {
             assert!(answer.contains(&format!("# HELP {name} ")), "{name} is missing");
         }
         assert!(ask(metrics.address(), b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
@@ -362,8 +383,8 @@ mod tests {
     #[test]
     fn dashboards_and_alerts_name_metrics_that_exist() {
         let counters = COUNTERS.iter().map(|(name, ..)| format!("{name}_total"));
-        let exists: Vec<String> =
-            GAUGES.iter().map(|(name, ..)| (*name).to_owned()).chain(counters).collect();
+        let gauges = GAUGES.iter().map(|(name, ..)| name).chain(RUNS.iter().map(|(name, ..)| name));
+        let exists: Vec<String> = gauges.map(|name| (*name).to_owned()).chain(counters).collect();
         for text in [
             include_str!("../../../../contrib/grafana/rampool.json"),
             include_str!("../../../../contrib/prometheus/rampool.rules.yml"),

@@ -13,7 +13,8 @@ use rampool_run::settings::Settings;
 use rampool_server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
 use rampool_wire::session::Encryption;
 
-use crate::{copies, rundir};
+use crate::copies::{self, Lacking};
+use crate::rundir;
 
 /// A server that does not answer for this long is shown as silent.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -164,7 +165,7 @@ impl Watch {
                 uses(&name, spec, &settings);
                 used.push((name, lease.0));
             }
-            lacking.extend(lacking_of(run, &path, &settings));
+            lacking.extend(lacking_of(run, &path, &settings).map(|lacking| lacking.said));
             for counters in rundir::read_stats(&path) {
                 if let Some(name) = process_name(counters.pid).filter(|_| counters.state == 1) {
                     let (at, servers) = (self.started.elapsed(), used.clone());
@@ -255,18 +256,18 @@ impl From<&OperationCounts> for Traffic {
     }
 }
 
-/// What is said of each run of this user whose pages do not have all of their copies.
-pub fn lacking() -> Vec<String> {
+/// The runs of this user whose pages do not have all of their copies.
+pub fn lacking() -> Vec<Lacking> {
     let runs = rundir::all_runs().unwrap_or_default();
     runs.iter().filter_map(|(run, path)| lacking_of(*run, path, &running(*run, path)?)).collect()
 }
 
-fn lacking_of(run: u32, path: &Path, settings: &Settings) -> Option<String> {
+fn lacking_of(run: u32, path: &Path, settings: &Settings) -> Option<Lacking> {
     let mut processes = rundir::read_stats(path);
     processes.retain(|process| process.state == 1 && process_name(process.pid).is_some());
     let servers = settings.ticket.servers().map(|server| server.endpoint.to_string());
-    let lacking = copies::lacking(settings.ticket.copies(), servers, &processes)?;
-    Some(format!("Run {run} has {lacking}."))
+    let Lacking { pages, said } = copies::lacking(settings.ticket.copies(), servers, &processes)?;
+    Some(Lacking { pages, said: format!("Run {run} has {said}.") })
 }
 
 /// The settings of a run that goes on.
