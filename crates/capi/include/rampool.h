@@ -238,6 +238,12 @@ typedef struct rampool_shared_direct rampool_shared_direct;
 typedef struct rampool_shared rampool_shared;
 
 /**
+ * A mapping from keys to bytes in the pool, for all members of the lease. Each operation takes effect at
+ * once for all of them, and blocks until the servers have answered. Values stay when the handle is freed.
+ */
+typedef struct rampool_store rampool_store;
+
+/**
  * Counters of a pool since it was opened. A page has 4096 bytes.
  */
 typedef struct {
@@ -1926,6 +1932,83 @@ bool rampool_direct_test(rampool_direct *direct,
  */
 rampool_status rampool_direct_wait(rampool_direct *direct,
                                    rampool_pending *pending);
+
+/**
+ * Opens the store of this name, which is made if there is none, for at most `keys` keys (0: as many as the
+ * store is for that there is, or else 100000). The room of a process that has put, and has not been heard of
+ * for `stale_ms` milliseconds, is taken over (0: 60 seconds). Rust and Python open the same store. On
+ * success, free `*store` with rampool_store_free(); otherwise it is null.
+ *
+ * Requirements:
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero
+ * byte; `store` is null or can be written.
+ */
+rampool_status rampool_store_open(rampool_direct *direct,
+                                  const char *name,
+                                  uint64_t keys,
+                                  uint32_t stale_ms,
+                                  rampool_store **store);
+
+/**
+ * Frees the handle. Null does nothing.
+ *
+ * Requirements:
+ * `store` is null or came from rampool_store_open() and was not freed.
+ */
+void rampool_store_free(rampool_store *store);
+
+/**
+ * Makes `bytes` bytes the value of a key. Without room the status is RAMPOOL_STATUS_NO_ROOM, and the key has
+ * the value that it had.
+ *
+ * Requirements:
+ * `direct` and `store` are null or valid, and `store` is of `direct`; `key` and `value` can be read for the
+ * given number of bytes, or are null if that is 0.
+ */
+rampool_status rampool_store_put(rampool_direct *direct,
+                                 rampool_store *store,
+                                 const void *key,
+                                 size_t key_bytes,
+                                 const void *value,
+                                 size_t bytes);
+
+/**
+ * Reads the value of a key: `*bytes` is its length, and the buffer gets it. If the key has no value the
+ * status is RAMPOOL_STATUS_GONE; if the value is longer than `room`, RAMPOOL_STATUS_NO_ROOM, and only
+ * `*bytes` is written.
+ *
+ * Requirements:
+ * `direct` and `store` are null or valid, and `store` is of `direct`; `key` can be read and `buffer` written
+ * for the given number of bytes, or they are null if that is 0; `bytes` is null or can be written.
+ */
+rampool_status rampool_store_get(rampool_direct *direct,
+                                 rampool_store *store,
+                                 const void *key,
+                                 size_t key_bytes,
+                                 void *buffer,
+                                 size_t room,
+                                 size_t *bytes);
+
+/**
+ * Removes a key with its value. If it has none the status is RAMPOOL_STATUS_GONE.
+ *
+ * Requirements:
+ * As rampool_store_get().
+ */
+rampool_status rampool_store_remove(rampool_direct *direct,
+                                    rampool_store *store,
+                                    const void *key,
+                                    size_t key_bytes);
+
+/**
+ * How many keys have a value.
+ *
+ * Requirements:
+ * `direct` and `store` are null or valid, and `store` is of `direct`; `count` is null or can be written.
+ */
+rampool_status rampool_store_count(rampool_direct *direct,
+                                   const rampool_store *store,
+                                   uint64_t *count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -21,6 +21,7 @@ mod queue;
 mod shared;
 mod shared_direct;
 mod started;
+mod store;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -430,6 +431,7 @@ mod tests {
     use super::elements::*;
     use super::exposed::*;
     use super::shared_direct::*;
+    use super::store::*;
     use super::*;
     use std::ptr::{null, null_mut};
 
@@ -464,6 +466,11 @@ mod tests {
             rampool_layout_struct(0, null(), null(), null(), null_mut());
             rampool_layout_subarray(null(), 0, null(), null(), null(), RAMPOOL_ORDER_C, &raw mut layout);
             rampool_layout_resized(null(), 0, 1, &raw mut layout);
+            rampool_store_open(null_mut(), null(), 0, 0, null_mut());
+            rampool_store_put(null_mut(), null_mut(), number, 8, number, 8);
+            rampool_store_get(null_mut(), null_mut(), number, 8, null_mut(), 0, null_mut());
+            rampool_store_remove(null_mut(), null_mut(), number, 8);
+            rampool_store_count(null_mut(), null(), null_mut());
             rampool_direct_put(null_mut(), null(), 0, number, 1);
             rampool_direct_get(null_mut(), null(), 0, number.cast_mut(), 1);
             rampool_direct_put_layout(null_mut(), null(), 0, null(), number, null());

@@ -193,6 +193,17 @@ fn a_service_in_c_answers_requests_with_bodies_out_of_a_queue() {
 }
 
 #[test]
+fn processes_in_c_share_a_store() {
+    let program = compile("store");
+    let servers = [serve(256 * MIB)];
+    for bytes in ["1", "100000"] {
+        let output = started(&program, &[&servers[0].addr().to_string(), "50", bytes]);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text(&output.stdout), format!("50 results of {bytes} bytes were put, read and removed\n"));
+    }
+}
+
+#[test]
 fn a_table_in_c_is_changed_filtered_and_added_up_where_it_lies() {
     let program = compile("table");
     let servers = [serve(64 * MIB), serve(64 * MIB)];

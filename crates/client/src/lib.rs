@@ -1,6 +1,8 @@
 //! The client's side of many memory servers.
 //!
 //! ```text
+//!   values     from keys to bytes, for one process or for all members of a lease
+//!      |
 //!   direct     bytes of regions, read and changed where they lie; queues; exposed memory
 //!      |
 //!   pool       pages fetched and stored; leases, regions; the shell around the session machine

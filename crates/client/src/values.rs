@@ -14,6 +14,7 @@
 //! **At once.** A put that fails leaves the key as it was. Nothing is cached: bytes that were never written
 //! take no room at the servers.
 
+mod shared;
 mod slots;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use std::time::Instant;
 use rampool_wire::layout::{Layout, LayoutError};
 
 use crate::direct::{Direct, DirectError, DirectRegion, Pending};
+pub use shared::{SharedStore, SharedStoreError};
 use slots::{Place, Slots};
 
 /// Why an operation of a store failed.
@@ -189,11 +191,12 @@ impl Store {
         let (key, value) = (key.to_vec(), Value { place: room.place, bytes });
         let Some(place) = room.place else { return Ok(PendingPut { key, value, pending: None }) };
         // SAFETY: the caller's promise.
-        match unsafe { self.write(self.regions[&place.extent], place.offset, &parts, bytes) } {
+        match unsafe { start_put_parts(&mut self.direct, self.regions[&place.extent], place.offset, &parts) }
+        {
             Ok(pending) => Ok(PendingPut { key, value, pending: Some(pending) }),
             Err(error) => {
                 self.give_back(place);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -230,24 +233,6 @@ impl Store {
             drop(self.direct.wait(pending));
         }
         put.value.place.into_iter().for_each(|place| self.give_back(place));
-    }
-
-    /// # Safety
-    /// As [`Store::start_put_at`]; there is a part.
-    unsafe fn write(
-        &mut self,
-        region: DirectRegion,
-        offset: u64,
-        parts: &[(*const u8, usize)],
-        bytes: u64,
-    ) -> Result<Pending, StoreError> {
-        let first = parts[0].0;
-        let far =
-            |start: *const u8| start.addr().cast_signed().wrapping_sub(first.addr().cast_signed()) as i64;
-        let blocks: Vec<(u64, i64)> = parts.iter().map(|(start, len)| (*len as u64, far(*start))).collect();
-        let (there, here) = (Layout::bytes(bytes)?, Layout::bytes(1)?.hindexed(&blocks)?);
-        // SAFETY: the layout selects the parts and nothing else; for them the caller has promised it.
-        Ok(unsafe { self.direct.start_put_layout_at(region, offset, &there, first, &here) }?)
     }
 
     /// The value of a key.
@@ -392,4 +377,23 @@ pub struct PendingPut {
 #[derive(Debug)]
 pub struct PendingValue {
     pending: Option<Pending>,
+}
+
+/// Begins to put parts, one after the other, as one operation.
+///
+/// # Safety
+/// Each is memory that can be read until the operation has ended. There is a part.
+unsafe fn start_put_parts(
+    direct: &mut Direct,
+    region: DirectRegion,
+    offset: u64,
+    parts: &[(*const u8, usize)],
+) -> Result<Pending, DirectError> {
+    let first = parts[0].0;
+    let far = |start: *const u8| start.addr().cast_signed().wrapping_sub(first.addr().cast_signed()) as i64;
+    let blocks: Vec<(u64, i64)> = parts.iter().map(|(start, len)| (*len as u64, far(*start))).collect();
+    let bytes = parts.iter().map(|(_, len)| *len as u64).sum();
+    let (there, here) = (Layout::bytes(bytes)?, Layout::bytes(1)?.hindexed(&blocks)?);
+    // SAFETY: the layout selects the parts and nothing else; for them the caller has promised it.
+    unsafe { direct.start_put_layout_at(region, offset, &there, first, &here) }
 }

@@ -9,7 +9,8 @@
 //!   allocator  NumPy's own allocations in the pool
 //!   direct   bytes at the servers: get, put, accumulate, reduce, select
 //!   queue    messages
-//!   store    from keys to bytes
+//!   store    from keys to bytes, for this process
+//!   shared_store  the same for all members of a lease
 //!   shared   memory that the processes of a parallel program have in common
 //! ```
 //!
@@ -27,6 +28,7 @@ mod process;
 mod queue;
 mod region;
 mod shared;
+mod shared_store;
 mod store;
 
 /// rampool's native part; use the package `rampool`.
@@ -46,6 +48,8 @@ mod _native {
     use crate::region::Region;
     #[pymodule_export]
     use crate::shared::{Shared, SharedRegion};
+    #[pymodule_export]
+    use crate::shared_store::SharedStore;
     #[pymodule_export]
     use crate::store::{Store, Value};
 }

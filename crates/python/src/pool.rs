@@ -16,6 +16,7 @@ use crate::errors::{own, raise};
 use crate::process::{Own, aside};
 use crate::queue::Queue;
 use crate::region::Region;
+use crate::shared_store::SharedStore;
 use crate::store::Store;
 
 /// A lease on memory servers. The paged view begins with the first array.
@@ -122,6 +123,19 @@ impl Pool {
     fn store(&self, py: Python<'_>) -> PyResult<Store> {
         self.check_open()?;
         Ok(Store::new(rampool::values::Store::new(member(py, &self.builder, &self.ticket)?)))
+    }
+
+    /// The shared store of this name, on connections of its own.
+    fn shared_store(
+        &self,
+        py: Python<'_>,
+        name: String,
+        keys: Option<u64>,
+        seconds: f64,
+    ) -> PyResult<SharedStore> {
+        self.check_open()?;
+        let direct = member(py, &self.builder, &self.ticket)?;
+        aside(py, move || SharedStore::open(direct, &name, keys, seconds))?
     }
 
     /// A handler for NumPy's allocations of `over` bytes and more, with local memory of its own.

@@ -39,7 +39,7 @@ struct Extent {
 }
 
 /// Whole pages: up to four as they are, then four classes to each power of two.
-fn class(bytes: u64) -> u64 {
+pub fn class(bytes: u64) -> u64 {
     let pages = bytes.div_ceil(PAGE).max(1);
     let step = 1 << pages.ilog2().saturating_sub(2);
     pages.next_multiple_of(step) * PAGE

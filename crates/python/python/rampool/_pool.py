@@ -110,7 +110,7 @@ class Pool:
         self._options = options
         self._pid = os.getpid()
         # Queues and stores, which have connections of their own and leave with the pool.
-        self._parts: weakref.WeakSet[Queue | Store] = weakref.WeakSet()
+        self._parts: weakref.WeakSet[Queue | Store | SharedStore] = weakref.WeakSet()
         _open.add(self)
 
     # --- arrays whose pages come and go
