@@ -1,6 +1,6 @@
 //! Keeps a program within its budget once it has outgrown it.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rampool_client::error::PoolError;
@@ -73,6 +73,8 @@ pub struct BudgetController {
     full_reported: bool,
     /// The line to the fork fallback, which serves the children that outlive this process.
     fallback: Option<FallbackLine>,
+    /// Contexts of children that the fallback has had since their births were read.
+    entrusted: Vec<RawFd>,
     priority: ThreadPriority,
     rejoining: Rejoining,
 }
@@ -100,6 +102,7 @@ impl BudgetController {
             full_retried: Instant::now() - RETRY_FULL,
             full_reported: false,
             fallback,
+            entrusted: Vec::new(),
             priority,
             rejoining: Rejoining::new(signature),
         }
@@ -274,10 +277,19 @@ impl Supervisor<Pool> for BudgetController {
         self.tick
     }
 
+    fn born(&mut self, child: &Uffd) {
+        // Made by a bare clone: it cannot ask for its memory, and must not read zeroes should this process be
+        // killed.
+        if !line::waits() {
+            hand_to_fallback(self.fallback.as_ref(), child);
+            self.entrusted.push(child.raw_fd());
+        }
+    }
+
     fn forked(&mut self, pager: &mut Pager<Pool>, child: Uffd) {
-        let line = line::take_line();
-        if line.is_none() {
-            // It cannot ask for its memory, and must not read zeroes should this process be killed.
+        let entrusted = self.entrusted.extract_if(.., |fd| *fd == child.raw_fd()).count() > 0;
+        let line = if entrusted { None } else { line::take_line() };
+        if line.is_none() && !entrusted {
             hand_to_fallback(self.fallback.as_ref(), &child);
         }
         match pager.fork_child(child) {

@@ -34,6 +34,11 @@ pub struct Inheritance {
     pub taking: Option<Taking>,
 }
 
+/// Whether a fork is under way, or just over, whose child has a line that was not taken.
+pub fn waits() -> bool {
+    PARENT_END.load(Ordering::Acquire) != NONE && !TAKEN.load(Ordering::Acquire)
+}
+
 /// The parent's end of the line to the child whose fork event was just read, as a descriptor of the agent's
 /// own.
 pub fn take_line() -> Option<OwnedFd> {

@@ -25,7 +25,7 @@ use rampool_wire::frame::MAX_PAGE_INDEX;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::pager::broken_text;
-use crate::pager::changes::{change_of, in_order, take_changes};
+use crate::pager::changes::{born_of, change_of, in_order, take_changes};
 
 /// No program has memory from here on.
 const HIGHEST: usize = 1 << 56;
@@ -149,9 +149,6 @@ impl<R: Copy> ForkFaultServer<R> {
     pub fn region(&self) -> R {
         self.region
     }
-    pub(crate) fn context(&self) -> &Uffd {
-        &self.uffd
-    }
     pub(crate) fn set_region(&mut self, region: R) {
         self.region = region;
     }
@@ -211,7 +208,7 @@ impl<R: Copy> ForkFaultServer<R> {
         // Children last: giving one up may take a while, and meanwhile this one's mappings are what has been
         // read of them.
         let mut born = Vec::new();
-        if let Err(doubt) = self.apply_changes(&mut |child| born.push(child)) {
+        if let Err(doubt) = self.apply_changes(&mut |_| {}, &mut |child| born.push(child)) {
             // Where its pages are is unknown, and what it lacks cannot be poisoned.
             last_words(&format!("rampool: a forked child: {}", broken_text(&doubt.to_string())));
             std::process::abort();
@@ -225,9 +222,16 @@ impl<R: Copy> ForkFaultServer<R> {
         self.events.iter().any(|event| change_of(event).is_some())
     }
 
-    /// Reads events, and follows the changes among them if none is under way any more. Faults stay.
-    fn apply_changes(&mut self, forked: &mut dyn FnMut(Self)) -> Result<(), Doubt> {
+    /// Reads events, and follows the changes among them if none is under way any more. Faults stay. `born`
+    /// gets a child's context as soon as it was read.
+    fn apply_changes(
+        &mut self,
+        born: &mut dyn FnMut(&Uffd),
+        forked: &mut dyn FnMut(Self),
+    ) -> Result<(), Doubt> {
+        let before = self.events.len();
         while self.uffd.read_events::<16>(&mut self.events) > 0 {}
+        born_of(&self.events[before..]).for_each(born);
         let changes: Vec<Change> = self.events.iter().filter_map(change_of).collect();
         if changes.is_empty() || self.uffd.is_changing() {
             return Ok(());
@@ -281,9 +285,10 @@ impl<R: Copy> ForkFaultServer<R> {
         &mut self,
         zeroes: usize,
         fetch: FetchNow<'_, R>,
+        born: &mut dyn FnMut(&Uffd),
         forked: &mut dyn FnMut(Self),
     ) -> Result<(), String> {
-        self.apply_changes(forked).map_err(|doubt| doubt.to_string())?;
+        self.apply_changes(born, forked).map_err(|doubt| doubt.to_string())?;
         if self.collects() {
             return Ok(());
         }

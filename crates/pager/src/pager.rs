@@ -48,6 +48,7 @@ mod unchanged;
 mod verify;
 
 pub use adopt::hold_absent;
+use changes::born_of;
 use lost::Lost;
 use merged::Merged;
 pub use movein::InstallBy;
@@ -76,6 +77,10 @@ pub trait Supervisor<B: Backing> {
     /// Called at start and then when the returned time has passed: adopt memory, set the budget, publish
     /// statistics.
     fn tick(&mut self, pager: &mut Pager<B>) -> Duration;
+
+    /// The process has a child: the event was read just now, and the child may run already. What the fork means
+    /// is not yet known.
+    fn born(&mut self, _child: &Uffd) {}
 
     /// The process forked. The event is read, nothing has been installed or moved since the child's memory
     /// was copied.
@@ -476,7 +481,9 @@ impl<B: Backing> Pager<B> {
     /// Reads and handles the kernel's events; returns whether there were any.
     pub fn serve_events(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
         let mut events = std::mem::take(&mut self.events);
+        let before = events.len();
         self.faults.read_events(&mut events);
+        born_of(&events[before..]).for_each(|child| supervisor.born(child));
         let any = !events.is_empty();
         // Changes of mappings first, all of them: the picture must be right before anything is installed or
         // moved. Faults wait with them.
@@ -885,10 +892,8 @@ impl<B: Backing> Pager<B> {
         fork_fault_server.serve(
             zeroes,
             &mut |region, extent| self.fetch_now(region, extent),
-            &mut |child| {
-                born(child.context());
-                forked.push(child);
-            },
+            born,
+            &mut |child| forked.push(child),
         )?;
         let mut served = Vec::new();
         let mut failed = None;

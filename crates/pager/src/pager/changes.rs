@@ -32,6 +32,11 @@ pub(crate) fn change_of(event: &Event) -> Option<Change> {
     })
 }
 
+/// The contexts of children that events tell of.
+pub(crate) fn born_of(events: &[Event]) -> impl Iterator<Item = &Uffd> {
+    events.iter().filter_map(|event| if let Event::Fork { child } = event { Some(child) } else { None })
+}
+
 /// Takes the changes out of `events`, and puts them into `order`.
 pub(crate) fn in_order(changes: Vec<Event>, order: &Order) -> Vec<Event> {
     let mut changes: Vec<Option<Event>> = changes.into_iter().map(Some).collect();
