@@ -78,8 +78,8 @@ pub trait Supervisor<B: Backing> {
     /// statistics.
     fn tick(&mut self, pager: &mut Pager<B>) -> Duration;
 
-    /// The process has a child: the event was read just now, and the child may run already. What the fork means
-    /// is not yet known.
+    /// The process has a child: the event was read just now, and the child may run already. What the fork
+    /// means is not yet known.
     fn born(&mut self, _child: &Uffd) {}
 
     /// The process forked. The event is read, nothing has been installed or moved since the child's memory
@@ -359,8 +359,8 @@ impl<B: Backing> Pager<B> {
     pub fn stats(&self) -> &PagerStats {
         &self.stats
     }
-    /// To ask it something. It cannot be changed, or taken out, from here: it writes into frames of this pager
-    /// (`tests/compile_fail.rs`).
+    /// To ask it something. It cannot be changed, or taken out, from here: it writes into frames of this
+    /// pager (`tests/compile_fail.rs`).
     #[must_use]
     pub fn backing(&self) -> &B {
         &self.backing
@@ -641,7 +641,8 @@ impl<B: Backing> Pager<B> {
     /// while one is absent. For fault modes that are not told of changed mappings.
     ///
     /// # Safety
-    /// It is the program's memory, which no thread protects or maps anew meanwhile: it becomes open to writes.
+    /// It is the program's memory, which no thread protects or maps anew meanwhile: it becomes open to
+    /// writes.
     pub unsafe fn give_back(&mut self, start: usize, end: usize) {
         if rampool_kernel::segv::all_present(start, end) {
             // Open first: between the two, a writing thread would otherwise meet a protection without an
