@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use fuser::{MountOption, Session, SessionACL};
 use rampool_client::pool::{Copies, Pool, PoolConfig, ServerSpec};
 use rampool_files::{Files, Owner};
-use rampool_kernel::words::{say, say_line};
+use rampool_kernel::words::say_line;
 use rampool_net::key::Key;
 use rampool_net::transport::SameHost;
 use rampool_paging::placement::ServerIndex;
@@ -169,7 +169,8 @@ impl Args {
                 )
             })?;
         tune(directory);
-        say(&format!("files on {}: {size}\n", directory.display()));
+        // On standard output for scripts, as `rampool serve` does.
+        println!("files on {}: {size}", directory.display());
         loop {
             if signals.wait(LOOK_EVERY).is_some() {
                 break;
