@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -276,30 +277,24 @@ print(found.hexdigest(), c.execute("PRAGMA integrity_check").fetchone()[0])
 """
 
 DUCKDB = """
-import duckdb, os, sys
+import duckdb, sys
 c = duckdb.connect()
 c.execute("SET threads=2; SET enable_progress_bar=false")
 if len(sys.argv) > 2:
     c.execute(f"SET memory_limit='48MB'; SET temp_directory='{sys.argv[2]}'")
 c.execute("CREATE TABLE t AS SELECT hash(i) AS k, i FROM range(%s) r(i)" % sys.argv[1])
-rows = c.execute("SELECT k, i FROM t ORDER BY k")
-first = rows.fetchone()
-while batch := rows.fetchmany(500_000):
-    last = batch[-1]
-spilled = sum(os.path.getsize(os.path.join(sys.argv[2], name)) for name in os.listdir(sys.argv[2])) if len(sys.argv) > 2 else 0
-print(first, last)
+c.execute("CREATE TABLE s AS SELECT k, i FROM t ORDER BY k")
+print(c.execute("SELECT sum(i), sum(k % 1000003 * (rowid % 1009)), count(*) FROM s").fetchone())
+spilled = c.execute("SELECT sum(size) FROM duckdb_temporary_files()").fetchone()[0] or 0
 print(spilled, file=sys.stderr)
 """
 
 POLARS = """
 import polars as pl, sys
-n = int(sys.argv[1])
-frame = pl.LazyFrame({"i": range(n)}).with_columns(k=pl.col("i").hash(7))
-path = sys.argv[2]
-frame.collect().write_parquet(path + "/t.parquet")
+rows, path = int(sys.argv[1]), sys.argv[2]
+frame = pl.LazyFrame({"i": range(rows)}).with_columns(k=pl.col("i").hash(7))
 frame.sink_ipc(path + "/t.arrow")
-a, b = pl.scan_parquet(path + "/t.parquet"), pl.scan_ipc(path + "/t.arrow", memory_map=True)
-out = a.join(b, on="k").sort("k").collect(engine="streaming")
+out = frame.join(pl.scan_ipc(path + "/t.arrow"), on="k").sort("k").collect(engine="streaming")
 print(out.height, out["i"].sum(), out["i"].head(3).to_list(), out["i"].tail(3).to_list())
 """
 
@@ -315,18 +310,22 @@ def sqlite_duckdb_and_polars_spill_there(world, scale):
         wanted = run(sys.executable, "-c", SQLITE, rows, world.dir / "wanted.db", env=env)
         found = run(sys.executable, "-c", SQLITE, rows, mount.at / "found.db", env={**env, "SQLITE_TMPDIR": str(mount.at)})
         check(found == wanted and " ok" in found, f"{found} {wanted}")
-        rows = scale.pick(20_000_000, 5_000_000)
+        rows = scale.pick(20_000_000, 4_000_000)
         wanted, _ = spilled(run(PYTHON, "-c", DUCKDB, rows))
         found, bytes_ = spilled(run(PYTHON, "-c", DUCKDB, rows, mount.at))
         check(found == wanted, f"{found} {wanted}")
         check(bytes_ > 16 * MIB, f"DuckDB has spilled {bytes_} bytes: the test is too small")
         plain = world.dir / "plain"
         plain.mkdir()
-        rows = scale.pick(5_000_000, 500_000)
+        rows = scale.pick(5_000_000, 1_000_000)
         wanted = run(PYTHON, "-c", POLARS, rows, plain)
-        options = {"POLARS_TEMP_DIR": str(mount.at), "POLARS_OOC_SPILL_DIR": str(mount.at)}
+        options = {"SPILL_DIR": mount.at, "MEMORY_BUDGET_MB": 16, "SPILL_MIN_BYTES": 65536, "LOG_METRICS": 1}
+        options = {f"POLARS_OOC_{name}": str(value) for name, value in options.items()}
+        options["POLARS_OOC_SPILL_POLICY"] = "spill"
         found = run(PYTHON, "-c", POLARS, rows, mount.at, env={**env, **options})
-        check(found == wanted, f"{found} {wanted}")
+        check(found.splitlines()[-1:] == wanted.splitlines(), f"{found} {wanted}")
+        written = re.findall(r"file_mb\(written=([\d.]+)", found)
+        check(any(float(megabytes) > 1 for megabytes in written), f"Polars does not spill: {found}")
 
 
 def spilled(text):
