@@ -52,7 +52,7 @@ def started(*words):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works")

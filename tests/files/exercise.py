@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random operations on files, compared with what memory would hold: exercise.py DIRECTORY SEED OPERATIONS.
 
-In the manner of fsx, with several files, holes, renames, files without a name, and mmap. The kernel is told to
-forget what it has cached now and then, so that bytes come from the file system."""
+In the manner of fsx, with several files, holes, renames, files without a name, and mmap. The kernel is told
+to forget what it has cached now and then, so that bytes come from the file system."""
 
 import ctypes
 import errno
@@ -18,7 +18,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 class File:
     def __init__(self, path):
-        self.path, self.fd, self.holds = path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), bytearray()
+        self.path, self.holds = path, bytearray()
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def grow(self, to):
         if len(self.holds) < to:
@@ -147,8 +148,8 @@ def length(rng):
     return rng.choice([1, rng.randrange(1, 5000), rng.randrange(1, 200_000), 4096 * rng.randrange(1, 40)])
 
 
-STEPS = [(write, 10), (read, 8), (truncate, 1), (punch, 2), (zero, 1), (allocate, 1), (mapped, 3), (forget, 2)]
-STEPS += [(direct, 3), (close, 1), (rename, 1), (nameless, 0.3)]
+STEPS = [(write, 10), (read, 8), (truncate, 1), (punch, 2), (zero, 1), (allocate, 1)]
+STEPS += [(mapped, 3), (forget, 2), (direct, 3), (close, 1), (rename, 1), (nameless, 0.3)]
 
 
 def main():

@@ -180,7 +180,8 @@ def names_and_attributes(world, scale):
         os.chmod(at / "other", 0o640)
         os.utime(at / "other", ns=(10**18, 2 * 10**18 + 5))
         seen = os.stat(at / "d/file")
-        check((seen.st_mode & 0o7777, seen.st_atime_ns, seen.st_mtime_ns) == (0o640, 10**18, 2 * 10**18 + 5), f"{seen}")
+        times = (seen.st_atime_ns, seen.st_mtime_ns)
+        check((seen.st_mode & 0o7777, times) == (0o640, (10**18, 2 * 10**18 + 5)), f"{seen}")
         (at / "new").write_text("two")
         os.replace(at / "new", at / "other")
         check((at / "other").read_text() == "two" and (at / "d/file").read_text() == "one", "replaced")
@@ -216,11 +217,12 @@ def fio_verifies_what_it_wrote(world, scale):
         skip("nbd-clients", "fio: not installed (scripts/setup.sh test)")
         return
     with mounted(world, [world.serve("256M", "--no-lock")], "200M") as mount:
-        for engine, more in [("mmap", []), ("psync", ["--fsync=50"]), ("libaio", ["--direct=1", "--iodepth=16"])]:
+        engines = {"mmap": [], "psync": ["--fsync=50"], "libaio": ["--direct=1", "--iodepth=16"]}
+        for engine, more in engines.items():
             run(
-                "fio", f"--name={engine}", f"--directory={mount.at}", f"--ioengine={engine}", "--rw=randwrite",
-                "--bs=4k", f"--size={scale.pick(128, 24)}M", "--verify=crc32c", "--verify_fatal=1", *more,
-                "--verify_state_save=0", f"--randseed={scale.seed}", "--unlink=1", cwd=world.dir,
+                "fio", f"--name={engine}", f"--directory={mount.at}", f"--ioengine={engine}", "--bs=4k",
+                "--rw=randwrite", f"--size={scale.pick(128, 24)}M", "--verify=crc32c", "--verify_fatal=1",
+                *more, "--verify_state_save=0", f"--randseed={scale.seed}", "--unlink=1", cwd=world.dir,
             )
 
 
@@ -308,7 +310,8 @@ def sqlite_duckdb_and_polars_spill_there(world, scale):
     with mounted(world, [world.serve("2G", "--no-lock")], "1G") as mount:
         rows = scale.pick(2_000_000, 150_000)
         wanted = run(sys.executable, "-c", SQLITE, rows, world.dir / "wanted.db", env=env)
-        found = run(sys.executable, "-c", SQLITE, rows, mount.at / "found.db", env={**env, "SQLITE_TMPDIR": str(mount.at)})
+        there = {**env, "SQLITE_TMPDIR": str(mount.at)}
+        found = run(sys.executable, "-c", SQLITE, rows, mount.at / "found.db", env=there)
         check(found == wanted and " ok" in found, f"{found} {wanted}")
         rows = scale.pick(20_000_000, 4_000_000)
         wanted, _ = spilled(run(PYTHON, "-c", DUCKDB, rows))
@@ -385,8 +388,8 @@ def one_of_two_servers_is_killed_and_comes_back(world, scale):
         wait_until("it is back", lambda: f"{back.address} is back" in mount.said())
         (mount.at / "more").write_bytes(data[::-1])
         forget()
-        whole = lambda: f"{24 * 2} MiB" in run(rampool_binary(), "status", "--server", back.address)  # noqa: E731
-        wait_until("it has all pages", whole)
+        table = lambda: run(rampool_binary(), "status", "--server", back.address)  # noqa: E731
+        wait_until("it has all pages", lambda: f"{24 * 2} MiB" in table())
         servers[1 - scale.seed % 2].kill()
         forget()
         check((mount.at / "file").read_bytes() == data, "other bytes come back")

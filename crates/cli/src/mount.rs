@@ -48,7 +48,8 @@ pub struct Args {
 
     /// On how many servers each page lies: 1, or 2, so that files survive the loss of any one server. The
     /// servers lend twice --size then [default: 2 where two or more servers have room for that, else 1]
-    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N",
+        value_parser = clap::value_parser!(u8).range(1..=2))]
     copies: Option<u8>,
 
     /// Let other users of this machine in, as far as the files' permissions allow [default: only this user]
@@ -76,8 +77,8 @@ pub struct Args {
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long the end of a session may take once nothing is mounted.
 const END_DEADLINE: Duration = Duration::from_secs(5);
-/// What the kernel reads ahead in a file, in KiB, and the percentage of the machine's dirty memory that may be in
-/// files here. Its own are 128 and 1.
+/// What the kernel reads ahead in a file, in KiB, and the percentage of the machine's dirty memory that may
+/// be in files here. Its own are 128 and 1.
 const READ_AHEAD_KIB: &str = "2048";
 const DIRTY_PERCENT: &str = "50";
 
@@ -207,7 +208,7 @@ fn empty_directory(path: &Path) -> Result<PathBuf> {
     path.canonicalize().with_context(named)
 }
 
-/// The pages of the region that the leases have room for: placement gives servers their parts in whole stripes.
+/// The pages of the region that the leases have room for: placement gives servers whole stripes.
 fn usable_pages(pool: &Pool, wanted: u64, stripe_pages: u32) -> Vec<Extent> {
     /// Stripes that do not fit are passed over; where most of them are, the servers are as good as full.
     const PASSED_OVER: u64 = 1 << 16;
@@ -248,8 +249,8 @@ fn say_what_survives(pool: &Pool) {
     }
 }
 
-/// The kernel may be writing back because memory is short: this process's allocations are not to wait for that.
-/// Without the right to say so (CAP_SYS_RESOURCE) everything works all the same while memory is left.
+/// The kernel may be writing back because memory is short: this process's allocations are not to wait for
+/// that. Without the right to say so (CAP_SYS_RESOURCE) everything works while memory is left.
 fn write_under_pressure() {
     _ = rustix::process::configure_io_flusher_behavior(true);
 }

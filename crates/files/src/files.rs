@@ -49,14 +49,14 @@ struct Inode {
     content: Content,
     owner: Owner,
     links: u32,
-    /// How often the kernel was told of it, and has not forgotten it. It may be open as long as this is not 0.
+    /// How often the kernel was told of it, and has not forgotten it. It may be open while this is not 0.
     known: u64,
     read: SystemTime,
     written: SystemTime,
     changed: SystemTime,
 }
 
-/// A file system. Invariants: a page belongs to one file or is free; what has neither a name nor is known to the
+/// A file system. Invariants: a page belongs to one file or is free; what has no name and is not known to the
 /// kernel is gone.
 #[derive(Debug)]
 pub struct Files {

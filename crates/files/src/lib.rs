@@ -4,14 +4,14 @@
 //!   requests of the kernel ──▶ Files ──▶ which pages to read, to write, to clear, to give back
 //!                               │ ├── space   which pages are free
 //!                               │ └── map     which page of a file is which page of the pool
-//!                              Turns          what may begin, so that no page is read or stored while it is stored
+//!                              Turns      what may begin, so that no page is read while it is being stored
 //! ```
-//! [`Files`] holds names, attributes and the places of bytes, and no byte of a file. An operation on bytes is a
-//! plan ([`Piece`], [`WritePlan`], [`Cleared`]) that the shell carries out in the order in which plans were made:
-//! it asks [`Turns`] before each one.
+//! [`Files`] holds names, attributes and the places of bytes, and no byte of a file. An operation on bytes
+//! is a plan ([`Piece`], [`WritePlan`], [`Cleared`]) that the shell carries out in the order in which plans
+//! were made: it asks [`Turns`] before each one.
 //!
-//! Pages of the pool that belong to no file are discarded, and read as zeroes. So do the bytes of a file's last
-//! page that lie beyond its end.
+//! Pages of the pool that belong to no file are discarded, and read as zeroes. So do the bytes of a file's
+//! last page that lie beyond its end.
 //!
 //! What this crate never does: hold bytes of a file, read a clock, perform I/O.
 

@@ -1,4 +1,4 @@
-//! What may begin: no page is read or stored while it is being stored, and none stored while it is being read.
+//! What may begin: no page is read or stored while it is being stored, or stored while it is being read.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ pub enum Access {
     Write,
 }
 
-/// Operations that have not ended, in the order in which they came. One begins when no earlier one uses its pages
-/// in a way that excludes it.
+/// Operations that have not ended, in the order in which they came. One begins when no earlier one uses its
+/// pages in a way that excludes it.
 #[derive(Debug, Default)]
 pub struct Turns {
     next: u64,

@@ -79,10 +79,12 @@ fn command() -> impl Strategy<Value = Command> {
         1 => (at(), at()).prop_map(|(from, to)| Command::Link { from, to }),
         3 => at().prop_map(|at| Command::Open { at }),
         1 => which().prop_map(|which| Command::Close { which }),
-        8 => (which(), offset(), len()).prop_map(|(which, offset, len)| Command::Write { which, offset, len }),
+        8 => (which(), offset(), len())
+            .prop_map(|(which, offset, len)| Command::Write { which, offset, len }),
         4 => (which(), offset(), len()).prop_map(|(which, offset, len)| Command::Read { which, offset, len }),
         2 => (which(), offset()).prop_map(|(which, len)| Command::SetLen { which, len }),
-        2 => (which(), offset(), len()).prop_map(|(which, offset, len)| Command::Punch { which, offset, len }),
+        2 => (which(), offset(), len())
+            .prop_map(|(which, offset, len)| Command::Punch { which, offset, len }),
         1 => (which(), offset(), len(), any::<bool>())
             .prop_map(|(which, offset, len, keep_len)| Command::Allocate { which, offset, len, keep_len }),
     ]

@@ -21,8 +21,8 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 use super::buffers::Buffers;
 use super::mover::{Done, Job, Jobs};
 
-/// Only this process changes names, so that what the kernel knows of them stays true. It counts pages by itself
-/// less well.
+/// Only this process changes names, so that what the kernel knows of them stays true; it does not know how
+/// many pages a file has.
 const NAME_VALID: Duration = Duration::from_secs(3600);
 const ATTRIBUTES_VALID: Duration = Duration::from_secs(1);
 /// The longest request for bytes, which is the longest of the kernel.

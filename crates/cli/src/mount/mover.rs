@@ -231,8 +231,8 @@ impl Mover {
         }
         match parts[..] {
             [] => self.fetched(number),
-            // SAFETY: the memory belongs to the operation, which keeps it as it is until the event that ends this, or until
-            // the pool is dropped.
+            // SAFETY: the memory belongs to the operation, which leaves it alone until this has ended, or the
+            // pool is dropped.
             [(extent, to)] => unsafe { self.pool.fetch(self.region, number, &[extent], to, true) },
             // SAFETY: as before; no two parts overlap.
             _ => unsafe { self.pool.fetch_parts(self.region, number, &parts, true) },
@@ -281,8 +281,8 @@ impl Mover {
         if parts.is_empty() {
             return self.end(number, Ok(()));
         }
-        // SAFETY: the memory belongs to the operation, which leaves it as it is until the event that ends this, or until the
-        // pool is dropped.
+        // SAFETY: the memory belongs to the operation, which leaves it as it is until the event that ends
+        // this, or until the pool is dropped.
         unsafe { self.pool.store(self.region, number, &parts) };
     }
 
@@ -323,8 +323,8 @@ impl Mover {
                 self.end(token, Err(Errno::EIO));
             }
             PoolEvent::Lost { name, operation, reason, .. } => remark(&format!(
-                "rampool: server {name} is lost (while waiting for {operation}): {reason}. Reads and writes of what lay \
-                 there fail; unmount, and mount anew"
+                "rampool: server {name} is lost (while waiting for {operation}): {reason}. Reads and \
+                 writes of what lay there fail; unmount, and mount anew"
             )),
             other => caretaker::tell(&other, self.pool.copies()),
         }
