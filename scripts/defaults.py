@@ -101,7 +101,6 @@ PARTS = {
     "shared-time": (SHARED, 30),
     "predict": (SHARED, 180),
     "block": (DIRECT, 180),
-    "files": (DIRECT, 60),
     "python": (PAGED, 1800),
 }
 

@@ -157,6 +157,13 @@ def what_a_mount_says_and_gives_back(world, scale):
         check("cannot mount" in said, said)
     free = run(rampool_binary(), "status", "--server", server.address)
     check(free.count("512 MiB") == 2, f"the lease is given back: {free}")
+    # Without a server named, one of its own.
+    with mounted(world, [], "64M", "--allow-other") as mount:
+        (mount.at / "file").write_bytes(bytes(range(256)) * 4096 * 8)
+        forget()
+        check((mount.at / "file").read_bytes() == bytes(range(256)) * 4096 * 8, "other bytes come back")
+        mode = os.stat(mount.at).st_mode & 0o7777
+        check(mode == 0o1777 and "private server" in mount.said(), f"{mode:o} {mount.said()}")
     # Somebody else unmounts it, and the command ends.
     with contextlib.ExitStack() as stack:
         mount = Mount(world, [server])

@@ -79,7 +79,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const END_DEADLINE: Duration = Duration::from_secs(5);
 /// What the kernel reads ahead in a file, in KiB, and the percentage of the machine's dirty memory that may
 /// be in files here. Its own are 128 and 1.
-const READ_AHEAD_KIB: &str = "2048";
+const READ_AHEAD_KIB: &str = "4096";
 const DIRTY_PERCENT: &str = "50";
 
 pub fn run(args: &Args) -> Result<i32> {
