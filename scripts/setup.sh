@@ -125,7 +125,8 @@ python_packages() { # MODULE:REQUIREMENT ...: into the checkout's own environmen
 case $goal in
 docs) python_packages 'material:mkdocs-material>=9.5,<10' || exit 1 ;;
 wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
-test) python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' || exit 1 ;;
+test)
+    python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'duckdb:duckdb' 'polars:polars' || exit 1 ;;
 test-python)
     python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'mypy:mypy>=1.11' 'pandas:pandas' 'pyarrow:pyarrow' 'ipykernel:ipykernel' \
         'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'polars:polars' 'uv:uv' 'xarray:xarray' 'zarr:zarr>=3' || exit 1

@@ -22,7 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINARIES = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")) + "/release"
 
-PURE = ["wire", "paging", "sharing", "lease", "pinning", "session", "nbd"]
+PURE = ["wire", "paging", "sharing", "lease", "pinning", "session", "nbd", "files"]
 STEPS = {
     "fmt": ["cargo", "fmt", "--all", "--check"],
     "links": [sys.executable, "scripts/check_links.py"],
@@ -36,11 +36,12 @@ STEPS = {
     "installed": [sys.executable, "tests/install/run.py", "--reduced"],
     "failures": [sys.executable, "tests/failures/run.py", "--reduced"],
     "block": [sys.executable, "tests/block/run.py", "--reduced"],
+    "files": [sys.executable, "tests/files/run.py", "--reduced"],
     "programs": [sys.executable, "tests/programs/run.py", "--reduced"],
     "python": [sys.executable, "tests/python/run.py", "--brief"],
 }
 # Beside "unit", one after another.
-BESIDE = ["installed", "block", "python"]
+BESIDE = ["installed", "block", "files", "python"]
 # No step may hang: a watchdog ends it. Far above what they take, so that no slow machine fails for it.
 LIMIT_S = 3600
 

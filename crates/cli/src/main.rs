@@ -11,6 +11,7 @@ mod generate;
 mod hold;
 mod key;
 mod launch;
+mod mount;
 mod other_binary;
 mod program;
 mod run;
@@ -41,6 +42,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Hold(hold::Args),
+    Mount(mount::Args),
     Serve(Box<serve::Args>),
     Launch(launch::Args),
     Example(example::Args),
@@ -108,6 +110,7 @@ fn command() -> ! {
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Hold(args) => hold::run(&args),
+        Command::Mount(args) => mount::run(&args),
         Command::Serve(args) => serve::run(*args),
         Command::Launch(args) => launch::run(&args),
         Command::Example(args) => example::run(&args),

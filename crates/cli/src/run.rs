@@ -1,7 +1,7 @@
 //! `rampool run`: starts an unmodified program in more memory than this machine provides.
 
 pub mod caretaker;
-mod private;
+pub mod private;
 pub mod redundancy;
 mod shared_memory;
 mod unmanaged;

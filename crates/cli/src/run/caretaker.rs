@@ -26,27 +26,32 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How soon the memory of an ended process is returned while other processes of the run live on.
 pub const CALL_EVERY: Duration = Duration::from_millis(500);
 
-/// Serves the pool's connections, and says which servers are stopping, and which were lost without a loss of pages.
+/// Serves the pool's connections, and says what became of servers.
 pub fn serve_pool(pool: &mut Pool) {
     while let Some(event) = pool.poll() {
-        match event {
-            PoolEvent::Draining { name, left, .. } if pool.copies() > 1 => remark(&format!(
-                "rampool: server {name} is stopping; it ends in {left:?}, and its pages have one copy each from then on"
-            )),
-            PoolEvent::Draining { name, left, .. } => remark(&format!(
-                "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
-            )),
-            PoolEvent::Degraded { name, reason, .. } => remark(&format!(
-                "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each until it is back"
-            )),
-            PoolEvent::Absent { name, reason, .. } => remark(&format!(
-                "rampool: server {name} does not answer: {reason}. The program goes on without it until it is back: other servers have all of its pages"
-            )),
-            PoolEvent::Returned { name, .. } => {
-                remark(&format!("rampool: server {name} is back, and gets the pages that it has missed"));
-            }
-            _ => {}
+        tell(&event, pool.copies());
+    }
+}
+
+/// Says which servers are stopping, and which were lost without a loss of pages.
+pub fn tell(event: &PoolEvent, copies: u8) {
+    match event {
+        PoolEvent::Draining { name, left, .. } if copies > 1 => remark(&format!(
+            "rampool: server {name} is stopping; it ends in {left:?}, and its pages have one copy each from then on"
+        )),
+        PoolEvent::Draining { name, left, .. } => remark(&format!(
+            "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
+        )),
+        PoolEvent::Degraded { name, reason, .. } => remark(&format!(
+            "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each until it is back"
+        )),
+        PoolEvent::Absent { name, reason, .. } => remark(&format!(
+            "rampool: server {name} does not answer: {reason}. The program goes on without it until it is back: other servers have all of its pages"
+        )),
+        PoolEvent::Returned { name, .. } => {
+            remark(&format!("rampool: server {name} is back, and gets the pages that it has missed"));
         }
+        _ => {}
     }
 }
 

@@ -1,0 +1,264 @@
+//! `rampool mount`: a directory whose files lie in the pool.
+
+mod buffers;
+mod kernel_files;
+mod mover;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use fuser::{MountOption, Session, SessionACL};
+use rampool_client::pool::{Copies, Pool, PoolConfig, ServerSpec};
+use rampool_files::{Files, Owner};
+use rampool_kernel::words::say_line;
+use rampool_net::key::Key;
+use rampool_net::transport::SameHost;
+use rampool_paging::placement::ServerIndex;
+use rampool_wire::session::Encryption;
+use rampool_wire::units::{ByteLen, Extent, PageIndex};
+use rustix::mount::UnmountFlags;
+
+use self::buffers::Buffers;
+use self::kernel_files::KernelFiles;
+use self::mover::{Jobs, Mover};
+use crate::end_signals::EndSignals;
+use crate::run::private::PrivateServer;
+use crate::rundir::RunDir;
+
+/// Mount a directory for scratch files that lie on memory servers
+///
+/// Any program can use it: one that spills to files, a static or a Go program, a whole build. The files are
+/// gone when this command ends, by SIGTERM, SIGINT or `umount`. Needs /dev/fuse, and root or fusermount3.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// An empty directory
+    directory: PathBuf,
+
+    /// Memory, in bytes, to lease for files
+    #[arg(long, value_name = "SIZE")]
+    size: ByteLen,
+
+    /// A memory server: HOST[:PORT] or unix:/PATH, optionally with the amount to lease from it (HOST=4G).
+    /// Repeat it, or separate by commas [default: a private server on this machine, with compressed memory]
+    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
+    servers: Vec<ServerSpec>,
+
+    /// On how many servers each page lies: 1, or 2, so that files survive the loss of any one server. The
+    /// servers lend twice --size then [default: 2 where two or more servers have room for that, else 1]
+    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N",
+        value_parser = clap::value_parser!(u8).range(1..=2))]
+    copies: Option<u8>,
+
+    /// Let other users of this machine in, as far as the files' permissions allow [default: only this user]
+    #[arg(long)]
+    allow_other: bool,
+
+    /// Key file of the pool (see `rampool key`)
+    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Encrypt connections: auto (those to other machines), on or off
+    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
+    encryption: Encryption,
+
+    /// Compress pages on the network if the server agrees [default: off]
+    #[arg(long, env = "RAMPOOL_COMPRESSION")]
+    compression: bool,
+
+    /// Milliseconds without an answer after which a server counts as lost
+    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
+    op_deadline_ms: u64,
+}
+
+/// How soon it is noticed that somebody else has unmounted the directory.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long the end of a session may take once nothing is mounted.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+/// What the kernel reads ahead in a file, in KiB, and the percentage of the machine's dirty memory that may
+/// be in files here. Its own are 128 and 1.
+const READ_AHEAD_KIB: &str = "4096";
+const DIRTY_PERCENT: &str = "50";
+
+pub fn run(args: &Args) -> Result<i32> {
+    let signals = EndSignals::block()?;
+    // The servers are not troubled for a directory that cannot be used.
+    let directory = empty_directory(&args.directory)?;
+    write_under_pressure();
+    let run_dir = RunDir::create().context("cannot create the mount's directory")?;
+    let (config, _private) = args.pool_config(&run_dir)?;
+    let mut pool = Pool::connect(&config)?;
+    let pages = usable_pages(&pool, args.size.pages(), config.stripe_pages);
+    let region = match pool.create_region() {
+        Ok(region) => region,
+        Err(error) => {
+            pool.close();
+            return Err(error.into());
+        }
+    };
+    say_what_survives(&pool);
+    let buffers = Arc::new(Buffers::default());
+    let (mover, jobs) = Mover::new(pool, region, Arc::clone(&buffers))?;
+    let mover = std::thread::Builder::new().name("mover".to_owned()).spawn(move || mover.run())?;
+    let mounted = args.serve(&directory, pages, &jobs, buffers, &signals);
+    jobs.stop();
+    if mover.join().is_err() {
+        bail!("the thread that moves pages has ended early; this is a defect of rampool");
+    }
+    mounted.map(|()| 0)
+}
+
+impl Args {
+    fn pool_config(&self, run_dir: &RunDir) -> Result<(PoolConfig, Option<PrivateServer>)> {
+        if self.copies == Some(2) && self.servers.len() < 2 {
+            bail!("--copies 2 needs two servers: name each one with --server");
+        }
+        let mut servers = self.servers.clone();
+        let mut private = None;
+        if servers.is_empty() {
+            let server =
+                private.insert(PrivateServer::in_memory(run_dir.path(), Some(self.size), self.size)?);
+            server.wait_until_ready(run_dir.path())?;
+            servers.push(server.spec.clone());
+            say_line("rampool: no --server given: files go to a private server on this machine, compressed");
+        }
+        let mut config = PoolConfig::new(servers, self.size, "mount");
+        config.key = self.key_file.as_deref().map(Key::load).transpose()?;
+        config.encryption = self.encryption;
+        config.same_host = Some(SameHost::from_environment().map_err(anyhow::Error::msg)?);
+        config.op_deadline = Duration::from_millis(self.op_deadline_ms);
+        config.compression = self.compression;
+        config.copies = match self.copies {
+            Some(2) => Copies::Two,
+            Some(_) => Copies::One,
+            None => Copies::TwoIfTheyFit,
+        };
+        Ok((config, private))
+    }
+
+    /// Mounts, waits for a signal or for somebody else to unmount, and unmounts.
+    fn serve(
+        &self,
+        directory: &Path,
+        pages: Vec<Extent>,
+        jobs: &Jobs,
+        buffers: Arc<Buffers>,
+        signals: &EndSignals,
+    ) -> Result<()> {
+        let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let owner = Owner { user, group, permissions: if self.allow_other { 0o1777 } else { 0o755 } };
+        let files = Files::new(pages, owner, SystemTime::now());
+        let size = ByteLen::from_pages(files.totals().pages);
+        let (ends, ended) = mpsc::channel();
+        let files = KernelFiles::new(files, jobs.clone(), buffers, ends);
+        let mut options = fuser::Config::default();
+        options.mount_options = vec![
+            MountOption::FSName("rampool".to_owned()),
+            MountOption::Subtype("rampool".to_owned()),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+        ];
+        options.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        let session =
+            Session::new(files, directory, &options).and_then(Session::spawn).with_context(|| {
+                format!(
+                    "cannot mount on {}: this needs /dev/fuse (modprobe fuse), and root or fusermount3",
+                    directory.display()
+                )
+            })?;
+        tune(directory);
+        // On standard output for scripts, as `rampool serve` does.
+        println!("files on {}: {size}", directory.display());
+        loop {
+            if signals.wait(LOOK_EVERY).is_some() {
+                break;
+            }
+            if ended.try_recv().is_ok() {
+                return Ok(());
+            }
+        }
+        // Meanwhile the session serves what the kernel writes back, and what servers do not answer fails.
+        match rustix::mount::unmount(directory, UnmountFlags::empty()) {
+            Err(rustix::io::Errno::BUSY) => {
+                say_line(&format!(
+                    "rampool: {} is in use: programs that have files open there get errors from now on",
+                    directory.display()
+                ));
+                // The connection to the kernel ends with this process.
+                _ = rustix::mount::unmount(directory, UnmountFlags::DETACH);
+                std::mem::forget(session);
+                return Ok(());
+            }
+            // Not root: fusermount3 does it.
+            _ => drop(session),
+        }
+        _ = ended.recv_timeout(END_DEADLINE);
+        Ok(())
+    }
+}
+
+fn empty_directory(path: &Path) -> Result<PathBuf> {
+    let named = || format!("cannot mount on {}", path.display());
+    if std::fs::read_dir(path).with_context(named)?.next().is_some() {
+        bail!("{} is not empty: name an empty directory", path.display());
+    }
+    path.canonicalize().with_context(named)
+}
+
+/// The pages of the region that the leases have room for: placement gives servers whole stripes.
+fn usable_pages(pool: &Pool, wanted: u64, stripe_pages: u32) -> Vec<Extent> {
+    /// Stripes that do not fit are passed over; where most of them are, the servers are as good as full.
+    const PASSED_OVER: u64 = 1 << 16;
+    let mut room: Vec<u64> = (0..pool.servers().count())
+        .map(|server| pool.leased(ServerIndex(u16::try_from(server).expect("at most 4096"))))
+        .map(|leased| leased.map_or(0, ByteLen::pages))
+        .collect();
+    let (mut left, mut passed_over, mut pages) = (wanted, 0, Vec::<Extent>::new());
+    for stripe in 0.. {
+        let first = PageIndex(stripe * u64::from(stripe_pages));
+        let holders = pool.holders(first);
+        let least = holders.iter().map(|server| room[server.as_usize()]).min().unwrap_or(0);
+        let count = u32::try_from(least.min(left).min(stripe_pages.into())).expect("within a stripe");
+        holders.iter().for_each(|server| room[server.as_usize()] -= u64::from(count));
+        left -= u64::from(count);
+        match pages.last_mut() {
+            _ if count == 0 => passed_over += 1,
+            Some(last) if last.end() == first && last.count < 1 << 30 => last.count += count,
+            _ => pages.push(Extent::new(first, count)),
+        }
+        if left == 0 || passed_over > PASSED_OVER {
+            break;
+        }
+    }
+    pages
+}
+
+fn say_what_survives(pool: &Pool) {
+    let servers = pool.servers().count();
+    if pool.copies() > 1 {
+        say_line(&format!(
+            "rampool: 2 copies of each page, on {servers} servers: any one of them may be lost"
+        ));
+    } else if servers > 1 {
+        say_line(
+            "rampool: 1 copy of each page: if a server is lost, reads and writes of what lay there fail",
+        );
+    }
+}
+
+/// The kernel may be writing back because memory is short: this process's allocations are not to wait for
+/// that. Without the right to say so (CAP_SYS_RESOURCE) everything works while memory is left.
+fn write_under_pressure() {
+    _ = rustix::process::configure_io_flusher_behavior(true);
+}
+
+/// Lets the kernel read ahead, and hold what is to be written, as for a disk. Only root may say so.
+fn tune(directory: &Path) {
+    let Ok(stat) = rustix::fs::stat(directory) else { return };
+    let device = format!("{}:{}", rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let set = |name: &str, to: &str| std::fs::write(Path::new("/sys/class/bdi").join(&device).join(name), to);
+    _ = set("read_ahead_kb", READ_AHEAD_KIB).and_then(|()| set("max_ratio", DIRTY_PERCENT));
+}
