@@ -6,8 +6,9 @@ between `<!-- summary -->` and `<!-- end -->`, and the selections for the guide 
 `<!-- selected -->` and `<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need
 matplotlib; without it only the tables are made, and a line says so.
 
-`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements in bench/data,
-or figures are older than the defaults that they measure (scripts/defaults.py).
+`scripts/plot.py --check` writes nothing, and fails where the pages, or docs/papers.md (scripts/papers.py),
+differ from the measurements in bench/data, or figures are older than the defaults that they measure
+(scripts/defaults.py).
 """
 
 import json
@@ -106,7 +107,8 @@ PLOTS_UNDER = {
 def load():
     """Every measured file by its name, without those of smoke runs."""
     found = {}
-    for path in sorted(DATA.glob("*.json")):
+    # What the papers measured has a page of its own (scripts/papers.py).
+    for path in sorted(set(DATA.glob("*.json")) - {DATA / "papers.json"}):
         data = json.loads(path.read_text())
         if data["quick"]:
             print(f"{path.name} is of a --quick run: left out")
@@ -704,8 +706,11 @@ def main():
     if not found:
         sys.exit("nothing is measured: run scripts/bench-all.sh")
     if sys.argv[1:] == ["--check"]:
-        wrong = differences(found)
-        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md and README.md agree with {len(found)} files")
+        # It takes what it shows a number with from here.
+        import papers
+
+        wrong = differences(found) + papers.differences()
+        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md, docs/papers.md and README.md agree with {len(found)} files")
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()

@@ -1,0 +1,393 @@
+"""The tables, plots and text of docs/papers.md, of bench/papers.toml and bench/data/papers.json.
+
+`page` and the tables are pure: the same data gives the same page. Python's standard library only, but for
+`plots`, which need matplotlib.
+"""
+
+import textwrap
+
+from plot import short, spread
+
+STATES = ("full", "partial", "missing", "not applicable")
+CATEGORIES = ("computing", "read fault", "write fault", "requests", "lock", "unlock", "barrier", "other")
+NODES = 4
+
+# --- Finding samples ----------------------------------------------------------------------------------------
+
+
+def pick(part, **wanted):
+    """The series of a part that have these parameters."""
+    return [one for one in part["series"] if wanted.items() <= one["parameters"].items()]
+
+
+def only(part, **wanted):
+    """The one series with these parameters, or None."""
+    return next(iter(pick(part, **wanted)), None)
+
+
+def cell(series, times=1.0):
+    """A median and, where it is wide, its spread; empty for what was not measured."""
+    if series is None:
+        return ""
+    of = {key: series[key] * times for key in ("median", "low", "high")}
+    return short(of["median"]) + spread(of)
+
+
+def table(head, rows):
+    if not rows:
+        return []
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + [
+        "| " + " | ".join(row) + " |" for row in rows
+    ]
+
+
+# --- A table for each part; `paper`: the paper's own numbers ------------------------------------------------
+
+
+def pages(part, paper):
+    """STREAM's triad against the page size."""
+    ways = sorted({one["parameters"]["prefetch_bytes"] for one in pick(part, experiment="pages")})
+    sizes = sorted({one["parameters"]["page_bytes"] for one in pick(part, experiment="pages")})
+    of = {
+        (size, way): only(part, experiment="pages", page_bytes=size, prefetch_bytes=way)
+        for size in sizes
+        for way in ways
+    }
+    wire = lambda one: one["median"] * min(one["parameters"]["remote_share"], 1) * 1e3
+    best = {way: max(wire(of[size, way]) for size in sizes) for way in ways}
+    flat = paper["flat_from_kib"] << 10
+    gain = max(wire(of[size, 0]) for size in sizes if size > flat) / wire(of[flat, 0])
+    yield table(
+        ["", "paper", "here", "here, reading ahead"],
+        [
+            ["best, MB/s on the wire", str(paper["best_mb_s"]), *(short(best[way]) for way in ways)],
+            [
+                "of the link's rate, %",
+                *(short(100 * value / paper["line_mb_s"]) for value in (paper["best_mb_s"], *best.values())),
+            ],
+            [
+                f"best above {paper['flat_from_kib']} KiB / at {paper['flat_from_kib']} KiB",
+                "about 1",
+                short(gain),
+                "",
+            ],
+        ],
+    )
+    yield table(
+        ["triad, MB/s", *(f"{size >> 10} KiB" for size in sizes)],
+        [
+            ["reading ahead" if way else "as the paper", *(cell(of[size, way], 1e3) for size in sizes)]
+            for way in ways
+        ],
+    )
+
+
+def clients(part, paper):
+    """STREAM by several clients at once."""
+    counts = sorted({one["parameters"]["clients"] for one in pick(part, experiment="clients")})
+    of = {
+        (what, n): only(part, experiment="clients", clients=n, what=what)
+        for what in ("each", "together")
+        for n in counts
+    }
+    alone = of["each", counts[0]]["median"]
+    yield table(
+        ["clients", *map(str, counts)],
+        [
+            ["each, MB/s", *(cell(of["each", n], 1e3) for n in counts)],
+            ["together, MB/s", *(cell(of["together", n], 1e3) for n in counts)],
+            ["each / one alone", *(short(of["each", n]["median"] / alone) for n in counts)],
+            ["the paper's: 1 / clients", *(short(1 / n) for n in counts)],
+        ],
+    )
+
+
+def plain(part, _paper):
+    """Every series, a row each."""
+    yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}".strip()] for one in part["series"]])
+
+
+def gather(part, _paper):
+    yield from plain(part, _paper)
+    few, whole = only(part, what="gather 64 B"), only(part, what="contiguous")
+    yield [
+        f"Elements of 64 bytes come at {short(few['median'] / whole['median'])} of the speed of one piece."
+    ]
+
+
+def layouts(part, _paper):
+    """Each layout, by rampool and by OpenMPI."""
+    rows = []
+    for way in ("TCP", "same host"):
+        for one in pick(part, way=way, who="rampool"):
+            other = only(part, way=way, who="OpenMPI", what=one["parameters"]["what"])
+            ratio = short(other["median"] / one["median"]) if other else ""
+            rows.append([f"{way}: {one['parameters']['what']}", cell(one), cell(other), ratio])
+    yield table(["us", "here", "OpenMPI", "OpenMPI / here"], rows)
+
+
+def payload(part, paper):
+    """Throughput of copies, hits and misses, and from which payload on each is faster than copies."""
+    sizes = sorted({one["parameters"]["payload"] for one in pick(part, experiment="payload")})
+    of = lambda what, size: only(part, experiment="payload", registrar="io_uring", payload=size, what=what)
+    ratio = lambda what, size: of(what, size)["median"] / of("copy", size)["median"]
+    at = paper["at_kib"] << 10
+    rows = []
+    for what in ("hit", "miss"):
+        from_here = crossover([(size, ratio(what, size)) for size in sizes])
+        theirs, ours = paper[f"{what}_mbit_s"] / paper["copy_mbit_s"], short(ratio(what, at))
+        rows.append([f"{what} / copy at {paper['at_kib']} KiB", f"{theirs:.3f}", ours])
+        rows.append([f"a {what} is faster than a copy from", f"{paper['crossover_kib']} KiB", from_here])
+    yield table(["", "paper", "here"], rows)
+    shown = [size for size in sizes if size.bit_length() % 2 or size == at]
+    yield table(
+        ["GB/s", *(f"{size >> 10} KiB" for size in shown)],
+        [[what, *(cell(of(what, size)) for size in shown)] for what in ("copy", "hit", "miss")],
+    )
+    looks = [one for one in part["series"] if one["parameters"].get("what") == "look-up"]
+    yield table(
+        ["look-up among", *(str(one["parameters"]["registrations"]) for one in looks)],
+        [["ns", *map(cell, looks)]],
+    )
+
+
+def crossover(ratios):
+    """From which payload on a way is always faster than copies, of (payload, ratio) in order."""
+    found = None
+    for size, ratio in reversed(ratios):
+        if ratio <= 1:
+            break
+        found = size
+    return f"{found >> 10} KiB" if found else "no payload measured"
+
+
+def speedups(part, paper):
+    """S4's tables 5 and 6, and 7 and 8, which follow from them."""
+    of = lambda network, program, protocol: only(part, network=network, program=program, protocol=protocol)
+    protocols, programs = paper["protocols"], list(paper["table5"])
+    for number, network, title in (
+        (5, "eth100-1999", "Ethernet"),
+        (6, "loh-hb", "1 Gbit/s, little overhead"),
+    ):
+        theirs = paper[f"table{number}"]
+        rows = [
+            [
+                program,
+                *(
+                    f"{number:.2g} / {cell(of(network, program, protocol))}"
+                    for number, protocol in zip(theirs[program], protocols)
+                ),
+            ]
+            for program in programs
+        ]
+        yield table([f"table {number}, {title}: paper / here", *protocols], rows)
+    over = lambda one: 1 / one["median"] - 1 / NODES
+    saved = lambda better, worse: f"{100 * (1 - over(better) / over(worse)):.0f}"
+    rows = []
+    for program in programs:
+        cells = [saved(of("loh-hb", program, one), of("eth100-1999", program, one)) for one in protocols]
+        rows.append(
+            [program, *(f"{number} / {ours}" for number, ours in zip(paper["table7"][program], cells))]
+        )
+    yield table(["table 7, overhead saved, %: paper / here", *protocols], rows)
+    rows = [
+        [p, str(paper["table8"][p]), saved(of("eth100-1999", p, "aurc"), of("eth100-1999", p, "hlrc"))]
+        for p in programs
+    ]
+    yield table(["table 8, AURC saves of HLRC's, %", "paper", "here"], rows)
+
+
+def where_time_goes(part, _paper):
+    """Shares of a rank's time."""
+    runs = dict.fromkeys(
+        (one["parameters"]["program"], one["parameters"]["protocol"]) for one in pick(part, experiment="time")
+    )
+    rows = []
+    for program, protocol in runs:
+        of = [
+            only(part, program=program, protocol=protocol, category=category)["median"]
+            for category in CATEGORIES
+        ]
+        rows.append([program, protocol, short(1e3 * sum(of)), *(f"{100 * one / sum(of):.0f}" for one in of)])
+    yield table(["program", "", "ms", *(f"{one}, %" for one in CATEGORIES)], rows)
+
+
+def locks(part, paper):
+    """S5's ratios."""
+    rows = []
+    low, high = paper["old_new"]
+    for old in pick(part, what="old"):
+        where = {key: old["parameters"][key] for key in ("over", "way")}
+        new = only(part, **where, what="new")
+        name = f"1 lock over {where['over']}, {where['way']}: old / new scheme"
+        rows.append([name, f"{low} to {high}", short(old["median"] / new["median"])])
+    for one in pick(part, protocol="ibec"):
+        where = {key: one["parameters"][key] for key in ("managers", "way", "what")}
+        ours, theirs = paper[f"{where['what']}_{'one' if 'one' in where['managers'] else 'spread'}"]
+        name = f"8 locks, {where['managers']}, {where['way']}: {where['what']} of ibec / lrc"
+        other = only(part, **where, protocol="lrc")
+        rows.append([name, short(ours / theirs), short(one["median"] / other["median"])])
+    for faults in pick(part, what="faults"):
+        way = faults["parameters"]["of"]
+        waiting = only(part, of=way, what="waiting")
+        theirs = paper["faults_percent"]["plain" not in way]
+        share = 100 * faults["median"] / waiting["median"]
+        rows.append([f"{way}: write faults, % of what is waited for", f"{theirs} (all faults)", short(share)])
+    yield table(["", "paper", "here"], rows)
+
+
+TABLES = {
+    "pages": pages,
+    "clients": clients,
+    "heads": plain,
+    "gather": gather,
+    "layouts": layouts,
+    "applications": plain,
+    "payload": payload,
+    "speedups": speedups,
+    "time": where_time_goes,
+    "locks": locks,
+}
+
+# --- Plots --------------------------------------------------------------------------------------------------
+
+
+def plot_pages(axes, part, paper):
+    for ahead, label in ((False, "as the paper"), (True, "reading ahead")):
+        found = [
+            one
+            for one in pick(part, experiment="pages")
+            if bool(one["parameters"]["prefetch_bytes"]) == ahead
+        ]
+        points = sorted((one["parameters"]["page_bytes"] / 1024, one["median"] * 1e3) for one in found)
+        axes.plot(*zip(*points), marker="o", label=f"here, {label}")
+    axes.axhline(paper["best_mb_s"], color="gray", linestyle=":", label="the paper's best")
+    axes.axvline(
+        paper["flat_from_kib"], color="gray", linestyle="--", label="the paper's is flat from here on"
+    )
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="page, KiB", ylabel="triad, MB/s", ylim=(0, None))
+
+
+def plot_clients(axes, part, _paper):
+    counts = sorted({one["parameters"]["clients"] for one in pick(part, experiment="clients")})
+    each = [only(part, clients=n, what="each")["median"] * 1e3 for n in counts]
+    axes.plot(counts, each, marker="o", label="here, each client")
+    axes.plot(
+        counts,
+        [each[0] / n for n in counts],
+        color="gray",
+        linestyle=":",
+        label="in proportion, as the paper's",
+    )
+    axes.set(xlabel="clients", ylabel="triad, MB/s", ylim=(0, None))
+
+
+def plot_payload(axes, part, paper):
+    for what in ("copy", "hit", "miss"):
+        points = sorted(
+            (one["parameters"]["payload"] / 1024, one["median"])
+            for one in pick(part, registrar="io_uring", what=what)
+        )
+        axes.plot(*zip(*points), marker="o", label=f"here, {what}")
+    axes.axvline(paper["crossover_kib"], color="gray", linestyle="--", label="the paper's crossover")
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="payload, KiB", ylabel="GB/s", ylim=(0, None))
+
+
+PLOTS = {"pages": plot_pages, "clients": plot_clients, "payload": plot_payload}
+
+
+def plots(data, said, folder):
+    """Draws what has a plot; without matplotlib, says so."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not here: no plots are made")
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "rampool"
+    from matplotlib import pyplot
+
+    for paper in said["paper"]:
+        for experiment in paper.get("experiment", []):
+            part = experiment["part"]
+            if part not in PLOTS or part not in data:
+                continue
+            figure, axes = pyplot.subplots(figsize=(6, 3.5))
+            PLOTS[part](axes, data[part], experiment.get("paper", {}))
+            axes.set_title(experiment["title"], fontsize=10)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=8)
+            figure.tight_layout()
+            figure.savefig(folder / f"paper-{part}.svg", metadata={"Date": None})
+            pyplot.close(figure)
+
+
+# --- The page -----------------------------------------------------------------------------------------------
+
+INTRODUCTION = """rampool stands on five published systems. This page goes through them, paper by paper: each
+table and figure that can be measured here, with the paper's numbers, ours, and why they differ; then every
+other item, with what became of it. `make papers` measures all of it again and writes this page (about twenty
+minutes, as root; `make papers QUICK=--quick` takes small sizes, `make papers PARTS="payload locks"` some of
+it). The text is in `bench/papers.toml`, the samples are in `bench/data/papers.json`. What stands in
+parentheses behind a median are its quartiles."""
+
+
+def wrapped(text, **how):
+    return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False, **how)
+
+
+def measured(part):
+    """How an experiment was made."""
+    size = " (small sizes)" if part["quick"] else ""
+    return (
+        f"`rampool bench {part['options']}`{size}, {part['date']}; {part['machine']};"
+        f" load {part['load_before'].split()[0]} to {part['load_after'].split()[0]}."
+    )
+
+
+def experiment_text(experiment, data):
+    name = experiment["part"]
+    lines = [f"### {experiment['title']}", "", wrapped(experiment["about"]), ""]
+    if name not in data:
+        return [*lines, "Not measured yet.", ""]
+    for found in TABLES[name](data[name], experiment.get("paper", {})):
+        lines += [*found, ""] if found else []
+    if name in PLOTS:
+        lines += [f"![{experiment['title']}](pictures/paper-{name}.svg)", ""]
+    return [*lines, wrapped(f"*Why they differ.* {experiment['why']}"), "", wrapped(measured(data[name])), ""]
+
+
+def rows_text(rows, link):
+    found = []
+    for row in rows:
+        places = ", ".join(link(see) for see in row.get("see", []))
+        here = " ".join(row["here"].split())
+        found.append(
+            [row["item"], row["where"], row["state"], "; ".join(part for part in (here, places) if part)]
+        )
+    return [*table(["item", "in the paper", "state", "here"], found), ""]
+
+
+def page(said, data, link):
+    """The whole page."""
+    papers = said["paper"]
+    lines = ["# The papers, side by side", "", wrapped(INTRODUCTION), ""]
+    count = lambda paper, state: str(sum(row["state"] == state for row in paper["row"]))
+    lines += table(
+        ["items", *STATES], [[paper["title"], *(count(paper, state) for state in STATES)] for paper in papers]
+    )
+    lines.append("")
+    for paper in papers:
+        short_title = paper["title"].split(":")[0]
+        lines += [
+            f"## {paper['title']}",
+            "",
+            wrapped(f"*{paper['authors']}.* Measured there on {paper['machines']}."),
+            "",
+        ]
+        for experiment in paper.get("experiment", []):
+            lines += experiment_text(experiment, data)
+        lines += [f"### {short_title}, item by item", "", *rows_text(paper["row"], link)]
+    return "\n".join(lines).strip() + "\n"
