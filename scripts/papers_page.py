@@ -102,6 +102,59 @@ def clients(part, paper):
     )
 
 
+def servers(part, _paper):
+    """One client and several servers, next to the sum of the links."""
+    counts = sorted({one["parameters"]["servers"] for one in pick(part, experiment="servers")})
+    of = lambda what: [only(part, servers=n, what=what) for n in counts]
+    rows = []
+    for what, unit, times in (("triad", "MB/s", 1e3), ("read in order", "MB/s", 1e3)):
+        rows.append([f"{what}, {unit}", *(cell(one, times) for one in of(what))])
+        rows.append([f"{what} / sum of the links", *map(cell, of(f"{what} / sum of the links"))])
+    rows.append(["random fault, us", *map(cell, of("random fault"))])
+    yield table(["servers, each behind 1 Gbit/s", *map(str, counts)], rows)
+
+
+def allocation(part, _paper):
+    """Taking and giving back, by size."""
+    sizes = sorted({one["parameters"]["bytes"] for one in pick(part, experiment="allocation")})
+    rows = []
+    for touched in (False, True):
+        for what in ("alloc", "mmap", "free", "munmap"):
+            of = [only(part, bytes=size, touched=touched, what=what) for size in sizes]
+            rows.append([f"{what}, {'touched' if touched else 'untouched'}", *map(cell, of)])
+    yield table(["us", *(f"{size >> 10} KiB" for size in sizes)], rows)
+
+
+def sends(part, paper):
+    """DIMMnet-3's four ways to send, and the order that the paper finds among them."""
+    sizes = sorted({one["parameters"]["bytes"] for one in pick(part, experiment="sends")})
+    ways = list(dict.fromkeys(one["parameters"]["way"] for one in pick(part, experiment="sends")))
+    overs = list(dict.fromkeys(one["parameters"]["over"] for one in pick(part, experiment="sends")))
+    plain_way, least, loaded, combined = ways
+    middle = sorted(sizes)[len(sizes) // 2]
+    at = lambda over, way, what="whole": only(part, over=over, way=way, bytes=middle, what=what)["median"]
+    claims = [
+        ("without LHS / with it", paper["without_lhs"], plain_way, least, "whole"),
+        ("LHC / without LHS", paper["lhc_without_lhs"], combined, plain_way, "whole"),
+        ("LHC / BOTF with LHS: the envelope", paper["lhc_least"], combined, least, "envelope"),
+        ("LHC / BOTF with LHS: all bytes", paper["lhc_least"], combined, least, "whole"),
+        ("LHC / VL", paper["lhc_vl"], combined, loaded, "whole"),
+    ]
+    rows = []
+    for name, theirs, one, other, what in claims:
+        rows.append([name, theirs, *(short(at(over, one, what) / at(over, other, what)) for over in overs)])
+    vl = [short(at(over, loaded) - at(over, least)) for over in overs]
+    rows.append(["VL takes longer than BOTF with LHS, us", paper["vl_us"], *vl])
+    yield table([f"{middle} bytes", "paper", *(f"here, {over}" for over in overs)], rows)
+    for over in overs:
+        rows = []
+        for way in ways:
+            rows.append([way, *(cell(only(part, over=over, way=way, bytes=n, what="whole")) for n in sizes)])
+        of = [cell(only(part, over=over, way=combined, bytes=n, what="envelope")) for n in sizes]
+        rows.append([f"{combined}, the envelope", *of])
+        yield table([f"us, {over}", *(f"{size} B" for size in sizes)], rows)
+
+
 def plain(part, _paper):
     """Every series, a row each."""
     yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}".strip()] for one in part["series"]])
@@ -145,6 +198,8 @@ def payload(part, paper):
         [[what, *(cell(of(what, size)) for size in shown)] for what in ("copy", "hit", "miss")],
     )
     looks = [one for one in part["series"] if one["parameters"].get("what") == "look-up"]
+    if "--link" in part["options"]:
+        return
     yield table(
         ["look-up among", *(str(one["parameters"]["registrations"]) for one in looks)],
         [["ns", *map(cell, looks)]],
@@ -239,11 +294,15 @@ def locks(part, paper):
 TABLES = {
     "pages": pages,
     "clients": clients,
+    "servers": servers,
+    "allocation": allocation,
+    "sends": sends,
     "heads": plain,
     "gather": gather,
     "layouts": layouts,
     "applications": plain,
     "payload": payload,
+    "payload-link": payload,
     "speedups": speedups,
     "time": where_time_goes,
     "locks": locks,
@@ -295,7 +354,39 @@ def plot_payload(axes, part, paper):
     axes.set(xlabel="payload, KiB", ylabel="GB/s", ylim=(0, None))
 
 
-PLOTS = {"pages": plot_pages, "clients": plot_clients, "payload": plot_payload}
+def plot_servers(axes, part, _paper):
+    for what in ("triad", "read in order"):
+        found = pick(part, experiment="servers", what=f"{what} / sum of the links")
+        axes.plot(
+            [one["parameters"]["servers"] for one in found],
+            [one["median"] for one in found],
+            marker="o",
+            label=what,
+        )
+    axes.axhline(1, color="gray", linestyle=":", label="sum of the links")
+    axes.set(xlabel="servers", ylabel="of the links' rate", ylim=(0, 1.1), xticks=range(1, 5))
+
+
+def plot_sends(axes, part, _paper):
+    for way in dict.fromkeys(one["parameters"]["way"] for one in pick(part, experiment="sends")):
+        found = pick(part, over="shared memory", way=way, what="whole")
+        axes.plot(
+            [one["parameters"]["bytes"] for one in found],
+            [one["median"] for one in found],
+            marker="o",
+            label=way,
+        )
+    axes.set(xlabel="bytes, with an envelope of 8", ylabel="one way, us, over shared memory", ylim=(0, None))
+
+
+PLOTS = {
+    "pages": plot_pages,
+    "clients": plot_clients,
+    "servers": plot_servers,
+    "sends": plot_sends,
+    "payload": plot_payload,
+    "payload-link": plot_payload,
+}
 
 
 def plots(data, said, folder):

@@ -1,5 +1,5 @@
 //! How accurate `rampool predict` is: programs traced over loopback, predicted for a slower link, and run on
-//! that link. Also S4's own experiment: its programs on four of its nodes, over its networks.
+//! that link. On request S4's own experiment: its programs on four of its nodes, over its networks.
 //!
 //! The link adds its rate and burst, as it was made, and the additional time of the least raw round trip;
 //! everything else comes from the trace. Two ranks, one at either end.
@@ -27,8 +27,7 @@ use crate::predict::network::{Bucket, Network};
 use crate::predict::recording::Recording;
 use crate::predict::replay::{Machine, replay};
 
-/// Parallel programs predicted for a slower link, compared with the same programs on that link; and on the
-/// papers' machines
+/// Parallel programs predicted for a slower link, compared with the same programs on that link
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -73,8 +72,7 @@ pub fn run(args: &Args) -> Result<i32> {
             scope.spawn(|| one_link(&mut report, args, rate, &dir)).join().expect("the benchmark's thread")
         })
     });
-    let done =
-        done.and_then(|()| if args.link.is_empty() { papers(&mut report, args, &dir) } else { Ok(()) });
+    let done = done.and_then(|()| if args.papers { papers(&mut report, args, &dir) } else { Ok(()) });
     let _ = std::fs::remove_dir_all(&dir);
     done?;
     report.finish(args.common.json.as_deref())
