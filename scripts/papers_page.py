@@ -155,6 +155,21 @@ def sends(part, paper):
         yield table([f"us, {over}", *(f"{size} B" for size in sizes)], rows)
 
 
+def ahead(part, _paper):
+    """Bodies that come ahead by rule, and what matching costs."""
+    rows = []
+    for one in pick(part, experiment="ahead", how="by call"):
+        where = {key: one["parameters"][key] for key in ("over", "bytes")}
+        rule = only(part, experiment="ahead", how="by rule", **where)
+        rows.append([where["over"], f"{where['bytes']} B", cell(one), cell(rule)])
+    yield table(["us waited for a body, over", "body", "asked for by call", "comes by rule"], rows)
+    rows = []
+    for one in pick(part, experiment="matching", how="in turn"):
+        over = one["parameters"]["over"]
+        rows.append([over, cell(one), cell(only(part, experiment="matching", how="by tag", over=over))])
+    yield table(["us a message, over", "taken in turn", "by tag"], rows)
+
+
 def plain(part, _paper):
     """Every series, a row each."""
     yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}".strip()] for one in part["series"]])
@@ -297,6 +312,7 @@ TABLES = {
     "servers": servers,
     "allocation": allocation,
     "sends": sends,
+    "ahead": ahead,
     "heads": plain,
     "gather": gather,
     "layouts": layouts,
@@ -403,7 +419,7 @@ def plots(data, said, folder):
     for paper in said["paper"]:
         for experiment in paper.get("experiment", []):
             part = experiment["part"]
-            if part not in PLOTS or part not in data:
+            if experiment.get("table", part) not in PLOTS or part not in data:
                 continue
             figure, axes = pyplot.subplots(figsize=(6, 3.5))
             PLOTS[part](axes, data[part], experiment.get("paper", {}))
@@ -443,9 +459,9 @@ def experiment_text(experiment, data):
     lines = [f"### {experiment['title']}", "", wrapped(experiment["about"]), ""]
     if name not in data:
         return [*lines, "Not measured yet.", ""]
-    for found in TABLES[name](data[name], experiment.get("paper", {})):
+    for found in TABLES[experiment.get("table", name)](data[name], experiment.get("paper", {})):
         lines += [*found, ""] if found else []
-    if name in PLOTS:
+    if experiment.get("table", name) in PLOTS:
         lines += [f"![{experiment['title']}](pictures/paper-{name}.svg)", ""]
     return [*lines, wrapped(f"*Why they differ.* {experiment['why']}"), "", wrapped(measured(data[name])), ""]
 

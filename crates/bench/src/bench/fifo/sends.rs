@@ -1,5 +1,5 @@
 //! DIMMnet-3's figure 7: four ways to send 8 to 128 bytes, an envelope of 8 among them, that the receiver
-//! compares before it reads the rest.
+//! compares before it reads the rest. Also bodies that come ahead by rule (HTP), and matching by tag.
 //!
 //! One thread has both ends. It sends, which lasts until the server has the message, and receives; the clock
 //! is read before the send, when the envelope has been compared, and when all bytes are here.
@@ -20,6 +20,11 @@ use super::{SPIN, TIMEOUT, connect, join, p50};
 
 const ENVELOPE_BYTES: usize = 8;
 const SIZES: [usize; 7] = [8, 16, 32, 48, 64, 96, 128];
+/// Bodies that come ahead, and how long the receiver works on a head before it asks for the body.
+const BODIES: [usize; 3] = [128, 4096, 64 << 10];
+const WORK: Duration = Duration::from_micros(50);
+const TAGS: u8 = 16;
+const OF_EACH: usize = 8;
 
 /// How a message travels, and the paper's name for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +63,8 @@ pub fn run(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
         let server = Service::memory_server_at(place, listen, 64 << 20, SPIN)?;
         let mut ends = Ends::open(&server)?;
         let samples = common.pick(4000, 200);
+        ahead(report, &mut ends, over, samples / 10)?;
+        matching(report, &mut ends, over, rounds)?;
         for size in SIZES {
             for way in Way::ALL {
                 // As in the paper: what is combined has a byte at least on either side.
@@ -86,6 +93,69 @@ pub fn run(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
     Ok(())
 }
 
+/// How long a receiver waits for a body that it asks for after some work on the head.
+fn ahead(report: &mut Report, ends: &mut Ends, over: &str, samples: usize) -> Result<()> {
+    for bytes in BODIES {
+        for (rule, at_most) in [("by call", 0), ("by rule", u64::MAX)] {
+            ends.receiver.prefetch_bodies(&ends.from, at_most);
+            let mut waits = Vec::with_capacity(samples);
+            for _ in 0..samples {
+                let layout = Layout::bytes(u64::try_from(bytes)?)?;
+                let body = SendBody::InPool { region: ends.region, offset: 0, layout: &layout };
+                ends.sender.send(&ends.to, b"head", body, TIMEOUT)?;
+                let mut message = ends.next(Instant::now())?;
+                let working = Instant::now();
+                while working.elapsed() < WORK {
+                    std::hint::spin_loop();
+                }
+                let asked = Instant::now();
+                if ends.receiver.body(&mut message, TIMEOUT)? != ends.data[..bytes] {
+                    bail!("WRONG BODY of {bytes} bytes");
+                }
+                waits.push(asked.elapsed());
+                ends.receiver.done(message);
+            }
+            let parameters = json!({ "experiment": "ahead", "over": over, "bytes": bytes, "how": rule });
+            report.series(
+                &format!("{over}, body of {bytes} B, {rule}, p50"),
+                "us",
+                parameters,
+                &[p50(waits)],
+            );
+        }
+    }
+    ends.receiver.prefetch_bodies(&ends.from, 0);
+    Ok(())
+}
+
+/// What a message takes that is taken in its turn, or by its tag.
+fn matching(report: &mut Report, ends: &mut Ends, over: &str, rounds: usize) -> Result<()> {
+    let count = usize::from(TAGS) * OF_EACH;
+    for by_tag in [false, true] {
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            for number in 0..count {
+                let tag = u8::try_from(number % usize::from(TAGS))?;
+                ends.sender.send(&ends.to, &[tag], SendBody::None, TIMEOUT)?;
+            }
+            let started = Instant::now();
+            for number in 0..count {
+                let tag = TAGS - 1 - u8::try_from(number / OF_EACH)?;
+                let wanted = |head: &[u8]| !by_tag || head == [tag];
+                let Some(message) = ends.receiver.take_where(&ends.from, wanted, TIMEOUT)? else {
+                    bail!("a message is missing")
+                };
+                ends.receiver.done(message);
+            }
+            times.push(started.elapsed().as_secs_f64() * 1e6 / count as f64);
+        }
+        let how = if by_tag { "by tag" } else { "in turn" };
+        let parameters = json!({ "experiment": "matching", "over": over, "how": how });
+        report.series(&format!("{over}, {count} messages of {TAGS} tags, {how}"), "us", parameters, &times);
+    }
+    Ok(())
+}
+
 struct Ends {
     sender: Direct,
     receiver: Direct,
@@ -103,8 +173,8 @@ impl Ends {
         let mut receiver = join(&mut sender)?;
         let to = sender.open_or_create_queue("sends", QueueBounds { messages: 1000, bytes: 1 << 20 })?;
         let from = receiver.open_queue("sends")?;
-        let data = random_bytes(5, *SIZES.last().expect("there are some"));
-        let region = sender.create(4096)?;
+        let data = random_bytes(5, *BODIES.last().expect("there are some"));
+        let region = sender.create(64 << 10)?;
         sender.put(region, 0, &data)?;
         Ok(Self { sender, receiver, to, from, data, region, number: 0 })
     }
