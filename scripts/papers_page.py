@@ -10,7 +10,6 @@ from plot import short, spread
 
 STATES = ("full", "partial", "missing", "not applicable")
 CATEGORIES = ("computing", "read fault", "write fault", "requests", "lock", "unlock", "barrier", "other")
-NODES = 4
 
 # --- Finding samples ----------------------------------------------------------------------------------------
 
@@ -233,38 +232,43 @@ def crossover(ratios):
 
 def speedups(part, paper):
     """S4's tables 5 and 6, and 7 and 8, which follow from them."""
-    of = lambda network, program, protocol: only(part, network=network, program=program, protocol=protocol)
-    protocols, programs = paper["protocols"], list(paper["table5"])
+    protocols = paper["protocols"]
+    of = {
+        tuple(one["parameters"][key] for key in ("nodes", "network", "program", "protocol")): one
+        for one in part["series"]
+    }
     for number, network, title in (
         (5, "eth100-1999", "Ethernet"),
         (6, "loh-hb", "1 Gbit/s, little overhead"),
     ):
-        theirs = paper[f"table{number}"]
-        rows = [
-            [
-                program,
-                *(
-                    f"{number:.2g} / {cell(of(network, program, protocol))}"
-                    for number, protocol in zip(theirs[program], protocols)
-                ),
-            ]
-            for program in programs
-        ]
+        rows = []
+        for nodes, programs in by_nodes(paper, f"table{number}"):
+            for program, theirs in programs.items():
+                ours = [cell(of[nodes, network, program, protocol]) for protocol in protocols]
+                rows.append([f"{program}, {nodes} nodes", *(f"{a:.2g} / {b}" for a, b in zip(theirs, ours))])
         yield table([f"table {number}, {title}: paper / here", *protocols], rows)
-    over = lambda one: 1 / one["median"] - 1 / NODES
+    over = lambda key: 1 / of[key]["median"] - 1 / key[0]
     saved = lambda better, worse: f"{100 * (1 - over(better) / over(worse)):.0f}"
     rows = []
-    for program in programs:
-        cells = [saved(of("loh-hb", program, one), of("eth100-1999", program, one)) for one in protocols]
-        rows.append(
-            [program, *(f"{number} / {ours}" for number, ours in zip(paper["table7"][program], cells))]
-        )
+    for nodes, programs in by_nodes(paper, "table7"):
+        for program, theirs in programs.items():
+            ours = [
+                saved((nodes, "loh-hb", program, protocol), (nodes, "eth100-1999", program, protocol))
+                for protocol in protocols
+            ]
+            rows.append([f"{program}, {nodes} nodes", *(f"{a} / {b}" for a, b in zip(theirs, ours))])
     yield table(["table 7, overhead saved, %: paper / here", *protocols], rows)
-    rows = [
-        [p, str(paper["table8"][p]), saved(of("eth100-1999", p, "aurc"), of("eth100-1999", p, "hlrc"))]
-        for p in programs
-    ]
+    rows = []
+    for nodes, programs in by_nodes(paper, "table8"):
+        for program, theirs in programs.items():
+            ours = saved((nodes, "eth100-1999", program, "aurc"), (nodes, "eth100-1999", program, "hlrc"))
+            rows.append([f"{program}, {nodes} nodes", str(theirs), ours])
     yield table(["table 8, AURC saves of HLRC's, %", "paper", "here"], rows)
+
+
+def by_nodes(paper, name):
+    """The paper's rows of a table for two nodes, and for four."""
+    return [(nodes, paper[f"nodes{nodes}"][name]) for nodes in (2, 4) if f"nodes{nodes}" in paper]
 
 
 def where_time_goes(part, _paper):
