@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build wheel deb image check test test-unit test-python test-programs test-rdma test-block soak lint fmt header bench docs install uninstall clean
+.PHONY: help demo build wheel deb image check test test-unit test-python test-programs test-rdma test-block soak lint fmt header bench papers docs install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -78,6 +78,12 @@ header: ## generate crates/capi/include/rampool.h from the Rust source
 bench: build ## measure every figure of bench/figures.md again (about two hours on a quiet machine; PARTS="miss fit" or PARTS=--old: some of it)
 	@scripts/setup.sh bench
 	@scripts/bench-all.sh $(PARTS)
+
+papers: build ## measure what the papers measured and write docs/papers.md (about 20 minutes, as root; QUICK=--quick: small sizes; PARTS="payload locks": some)
+	@scripts/setup.sh bench
+	@test -x .venv/bin/python || python3 -m venv .venv
+	@.venv/bin/python -c 'import matplotlib' 2>/dev/null || .venv/bin/pip install --quiet --disable-pip-version-check 'numpy>=1.26,<3' 'matplotlib>=3.8,<4'
+	@.venv/bin/python scripts/papers.py measure $(QUICK) $(PARTS)
 
 docs: ## build the manual as a site in target/site, its links tested, and the API documentation in target/doc
 	@scripts/setup.sh docs

@@ -6,8 +6,9 @@ between `<!-- summary -->` and `<!-- end -->`, and the selections for the guide 
 `<!-- selected -->` and `<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need
 matplotlib; without it only the tables are made, and a line says so.
 
-`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements in bench/data,
-or figures are older than the defaults that they measure (scripts/defaults.py).
+`scripts/plot.py --check` writes nothing, and fails where the pages, or docs/papers.md (scripts/papers.py),
+differ from the measurements in bench/data, or figures are older than the defaults that they measure
+(scripts/defaults.py).
 """
 
 import json
@@ -67,7 +68,7 @@ PAPER_LINE_RATE_GB = 0.125
 
 # What the tables show of a sweep whose plot has all of it.
 PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 64, 2048), (1, 2, 4, 7), (1, 64, 1024, 4096)
-SWEPT = ("pages", "clients", "time", "predict", "papers", "payload", "world")
+SWEPT = ("pages", "clients", "time", "predict", "payload", "world")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
 LEFT_OUT = re.compile(
@@ -106,7 +107,8 @@ PLOTS_UNDER = {
 def load():
     """Every measured file by its name, without those of smoke runs."""
     found = {}
-    for path in sorted(DATA.glob("*.json")):
+    # What the papers measured has a page of its own (scripts/papers.py).
+    for path in sorted(set(DATA.glob("*.json")) - {DATA / "papers.json"}):
         data = json.loads(path.read_text())
         if data["quick"]:
             print(f"{path.name} is of a --quick run: left out")
@@ -326,41 +328,6 @@ def predict_table(data):
     return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, head)
 
 
-# Barli, Watanabe, Sakai, Tanaka: speed-up on 4 nodes, measured over 100BASE-TX and predicted for a
-# low-overhead network of 1 Gbit/s; SC, LRC, HLRC, AURC.
-S4_SPEED_UPS = {
-    "eth100-1999": {
-        "fft": [0.14, 0.13, 0.19, 0.21],
-        "lu": [2.0, 2.0, 1.5, 2.2],
-        "ocean": [0.07, 0.11, 0.15, 0.20],
-        "water": [1.9, 2.3, 2.5, 3.1],
-    },
-    "loh-hb": {
-        "fft": [0.18, 0.19, 0.30, 0.32],
-        "lu": [2.2, 2.2, 2.1, 2.3],
-        "ocean": [0.09, 0.15, 0.22, 0.28],
-        "water": [2.1, 2.4, 2.8, 3.2],
-    },
-}
-
-
-def papers_table(data):
-    """Speed-ups predicted for S4's nodes, and S4's own."""
-    ours = {}
-    for one in data["series"]:
-        by = one["parameters"]
-        if by.get("experiment") == "papers":
-            ours[f"{by['network']}, {by['program']}", by["protocol"]] = one["median"]
-    if not ours:
-        return []
-    protocols, cells = PROTOCOLS[:4], {}
-    for network, programs in S4_SPEED_UPS.items():
-        for program, theirs in programs.items():
-            row = f"{network}, {program}"
-            for protocol, their in zip(protocols, theirs):
-                cells[row, protocol] = f"{short(ours.get((row, protocol)))} ({their})"
-    return grid(dict.fromkeys(row for row, _ in cells), protocols, cells, "speed-up (S4's)")
-
 
 def world_table(data):
     """The world's programs at a half and a quarter of their peak, and those that were left out."""
@@ -440,7 +407,7 @@ def figures(data, said, name):
     ratios = [one for one in data["ratios"] if not follows.fullmatch(one["name"])]
     tables = figure_tables(ratios, grids, ratio_cell, "figure", unnamed)
     tables += figure_tables(plain, grids, series_cell, "measured", unnamed)
-    swept = (pages_table, paper_line, clients_table, time_table, predict_table, papers_table, payload_table)
+    swept = (pages_table, paper_line, clients_table, time_table, predict_table, payload_table)
     swept += (world_table,)
     for table in (*tables, *(make(data) for make in swept)):
         lines += [*table, ""] if table else []
@@ -704,8 +671,11 @@ def main():
     if not found:
         sys.exit("nothing is measured: run scripts/bench-all.sh")
     if sys.argv[1:] == ["--check"]:
-        wrong = differences(found)
-        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md and README.md agree with {len(found)} files")
+        # It takes what it shows a number with from here.
+        import papers
+
+        wrong = differences(found) + papers.differences()
+        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md, docs/papers.md and README.md agree with {len(found)} files")
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()

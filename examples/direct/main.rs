@@ -6,16 +6,24 @@
 //! $ cargo run --release -p rampool --example direct -- halo
 //! $ cargo run --release -p rampool --example direct -- ledger
 //! $ cargo run --release -p rampool --example direct -- service
+//! $ cargo run --release -p rampool --example direct -- search
+//! $ cargo run --release -p rampool --example direct -- solver
+//! $ cargo run --release -p rampool --example direct -- mesh
+//! $ cargo run --release -p rampool --example direct -- video
 //! ```
 //! Without servers on the command line, it starts two in this process.
 #![allow(clippy::cast_possible_truncation)]
 
 mod halo;
 mod ledger;
+mod mesh;
 mod ran;
 mod scan;
+mod search;
 mod service;
+mod solver;
 mod store;
+mod video;
 
 use rampool::direct::Direct;
 use rampool::pool::{PoolConfig, ServerSpec};
@@ -31,9 +39,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("halo") => |direct: &mut Direct| halo::run(direct, 32),
         Some("ledger") => |direct: &mut Direct| ledger::run(direct, 100_000, 4, 20_000, 64),
         Some("service") => |direct: &mut Direct| service::run(direct, 4, 50, 1 << 20),
+        Some("search") => |direct: &mut Direct| search::run(direct, 1000, 100_000, 5_000),
+        Some("solver") => |direct: &mut Direct| solver::run(direct, 50_000),
+        Some("mesh") => |direct: &mut Direct| mesh::run(direct, 300),
+        Some("video") => |direct: &mut Direct| video::run(direct, 4, 64, 50),
         _ => {
             return Err(
-                "name an example: scan, store, halo, ledger or service; memory servers may follow".into()
+                "name an example: scan, store, halo, ledger, service, search, solver, mesh or video; \
+                        memory servers may follow"
+                    .into(),
             );
         }
     };

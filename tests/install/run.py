@@ -7,6 +7,7 @@ file and its commands stand here exactly as in the paper. That needs root, or us
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,37 @@ def in_a_world_of_hosts(world):
     return None
 
 
+class TwoMachines:
+    """Two network namespaces and a link; `client` and `server` are what to run a command with."""
+
+    def __init__(self, world):
+        self.world, self.holders = world, []
+        hosts = world.dir / "hosts"
+        hosts.write_text("127.0.0.1 localhost\n10.78.0.1 calhost\n10.78.0.2 memhost1\n")
+        self.user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        new = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "--net"]
+        self.client = self.hold([*new, "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec sleep 600"])
+        self.server = self.hold([*self.client, "unshare", "--net", "sleep", "600"])
+        far = self.holders[1].pid
+        must([*self.client, "ip", "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", far])
+        for side, device, address in ((self.client, "near", "10.78.0.1"), (self.server, "far", "10.78.0.2")):
+            must([*side, "ip", "addr", "add", f"{address}/30", "dev", device])
+            for name in ("lo", device):
+                must([*side, "ip", "link", "set", name, "up"])
+
+    def hold(self, argv):
+        """Keeps a namespace alive; the command that enters it."""
+        argv = [str(a) for a in argv]
+        holder = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=procs.end_with_parent)
+        self.holders.append(holder)
+        deadline = time.monotonic() + 30
+        asleep = os.path.basename(os.path.realpath(shutil.which("sleep")))
+        while os.path.basename(os.readlink(f"/proc/{holder.pid}/exe")) != asleep:
+            check(holder.poll() is None and time.monotonic() < deadline, f"{argv} makes no namespace")
+            time.sleep(0.01)
+        return ["nsenter", "--target", str(holder.pid), *self.user, "--mount", "--net"]
+
+
 class Dlmm:
     """Everything of a DLM-M installation: three servers, each a process `dlmm_server` at an address of its own, the file, and the compiled program."""
 
@@ -261,6 +293,40 @@ def dlmm_program_of_the_paper(world, scale):
     # A larger DLM page.
     check(dlmm.run("--", "-n", "4", env={"RAMPOOL_PAGE_SIZE": "128K"}) == (0, SUM, ""), "with pages of 128 KiB it does not run")
     dlmm.end()
+
+
+@suite.test()
+def dlmm_server_as_printed_on_another_machine(world, scale):
+    """The paper's figure 3, letter for letter, with a key in the environment; without one nobody gets in."""
+    if not in_a_world_of_hosts(world):
+        scale.note("skipped: no namespaces here")
+        return
+    machines, prefix = TwoMachines(world), installed(world)
+    program = world.dir / "User_program"
+    must(["cc", "-O1", HERE / "paper.c", "-o", program, *library_flags(prefix)])
+    (world.dir / "dlmm.conf").write_text("calhost 16 // compute node\nmemhost1 128 // memory server\n")
+    key = world.dir / "key"
+    must([prefix / "bin/rampool", "key", key])
+    for keyed in (False, True):
+        env = {**os.environ, "LD_LIBRARY_PATH": str(prefix / "lib")}
+        env |= {"RAMPOOL_KEY_FILE": str(key)} if keyed else {}
+        log = open(world.dir / f"server{keyed}.log", "wb")
+        argv = [*machines.server, prefix / "bin/dlmm_server"]
+        how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": env}
+        server = subprocess.Popen([str(a) for a in argv], preexec_fn=procs.end_with_parent, **how)
+        deadline = time.monotonic() + 30
+        while b"listening" not in (world.dir / f"server{keyed}.log").read_bytes():
+            check(server.poll() is None and time.monotonic() < deadline, f"no server: {world.dir}")
+            time.sleep(0.01)
+        argv = [*machines.client, f"--wd={world.dir}", program, "--", "-n", "2", "-f", "dlmm.conf"]
+        streams = {"capture_output": True, "text": True}
+        done = subprocess.run([str(a) for a in argv], env=env, timeout=120, check=False, **streams)
+        server.send_signal(signal.SIGTERM)
+        check(server.wait(30) == 0, "the server ends with an error")
+        if keyed:
+            check((done.returncode, done.stdout, done.stderr) == (0, SUM, ""), f"with a key: {done}")
+        else:
+            check("memhost1" in done.stderr and SUM not in done.stdout, f"without a key: {done}")
 
 
 @suite.test()

@@ -4,6 +4,7 @@
 //!    fault        a 4 KiB fault compared with a raw request and reply
 //!    sequential   cold remote memory read in order, compared with a plain TCP stream
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
+//!    allocation   memory taken from the pool and given back, compared with mmap and munmap
 //!    miss         random touches of pages that are away, compared with kernel swap
 //!    fit          programs that fit their budget, compared with the same programs natively
 //!    direct       the direct view compared with raw round trips, streams, single gets and the paged view
@@ -29,6 +30,7 @@
 //! so a disturbance that lasts longer than a round affects both. Answers are verified. No benchmark leaves
 //! anything behind.
 
+mod allocation;
 mod direct;
 mod examples;
 mod exposed;
@@ -72,6 +74,7 @@ enum Bench {
     Sequential(sequential::Args),
     Stream(stream::Args),
     Fit(fit::Args),
+    Allocation(allocation::Args),
     Miss(miss::Args),
     Programs(programs::Args),
     Redundancy(redundancy::Args),
@@ -133,6 +136,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Sequential(args) => sequential::run(&args),
         Bench::Stream(args) => stream::run(&args),
         Bench::Fit(args) => fit::run(&args),
+        Bench::Allocation(args) => allocation::run(&args),
         Bench::Miss(args) => miss::run(&args),
         Bench::FillMap(args) => programs::map::fill(&args),
         Bench::Redundancy(args) => redundancy::run(&args),

@@ -346,6 +346,16 @@ typedef struct {
 } rampool_key_stats;
 
 /**
+ * Which heads are wanted: those with the bytes of `head` wherever `mask` has a bit, as MPI matches by source
+ * and tag. Of `head` and `mask` the first `bytes` count; a shorter head is not wanted.
+ */
+typedef struct {
+  const void *head;
+  const void *mask;
+  size_t bytes;
+} rampool_head_match;
+
+/**
  * Counts of a rank since it joined; times are sums over its threads.
  */
 typedef struct {
@@ -1232,6 +1242,32 @@ rampool_status rampool_queue_take(rampool_direct *direct,
                                   const rampool_queue *queue,
                                   uint32_t timeout_ms,
                                   rampool_message **message);
+
+/**
+ * Takes the next message whose head is wanted, otherwise as rampool_queue_take(). Messages that it passes
+ * over stay here, in their order, for later calls: they count against the queue's bounds, and no other
+ * receiver gets them unless this one leaves.
+ *
+ * Requirements:
+ * `direct` and `queue` are null or valid; `wanted` is null or valid, and its `head` and `mask` can be read
+ * for `bytes` bytes; `message` is null or can be written.
+ */
+rampool_status rampool_queue_take_where(rampool_direct *direct,
+                                        const rampool_queue *queue,
+                                        const rampool_head_match *wanted,
+                                        uint32_t timeout_ms,
+                                        rampool_message **message);
+
+/**
+ * From now on the body of a message starts to come here as soon as its head does, without a call, if it has
+ * at most so many bytes; 0: none does. Every message that is here may then have so many bytes here.
+ *
+ * Requirements:
+ * `direct` and `queue` are null or valid.
+ */
+rampool_status rampool_queue_prefetch_bodies(rampool_direct *direct,
+                                             const rampool_queue *queue,
+                                             uint64_t at_most);
 
 /**
  * Blocks until the server has heard of every message that this member is done with.

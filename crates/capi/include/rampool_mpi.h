@@ -8,9 +8,9 @@
  * MPI_Type_get_contents), constructor by constructor, so it works with any MPI. The datatype need not be
  * committed.
  *
- * Every constructor is supported except MPI_Type_create_darray (HPF's distributions). Lower bound and extent
- * of each level are MPI's own, with the padding that MPI gives a struct. Nothing here communicates; MPI must
- * have been initialized. Everything is `static inline`: you link only rampool's and MPI's libraries.
+ * Every constructor of MPI 3 is supported. Lower bound and extent of each level are MPI's own, with the
+ * padding that MPI gives a struct. Nothing here communicates; MPI must have been initialized. Everything is
+ * `static inline`: you link only rampool's and MPI's libraries.
  */
 #ifndef RAMPOOL_MPI_H
 #define RAMPOOL_MPI_H
@@ -84,6 +84,55 @@ static inline void rampool_mpi_free_contents_(rampool_mpi_contents_ *c)
     free(c->places);
 }
 
+/*
+ * What one process of a grid has of a distributed array (MPI_Type_create_darray). In each dimension it has
+ * every so-many-th block: dimension by dimension, from the one whose elements lie next to each other.
+ */
+static inline rampool_status rampool_mpi_darray_(const int *i, MPI_Datatype type,
+                                                 const rampool_layout *element, rampool_layout **layout,
+                                                 const char **why)
+{
+    int rank = i[1], dimensions = i[2], fortran = i[3 + 4 * dimensions] == MPI_ORDER_FORTRAN;
+    const int *sizes = i + 3, *ways = sizes + dimensions, *lengths = ways + dimensions, *grid = lengths + dimensions;
+    MPI_Aint lower, stride;
+    rampool_layout *whole = NULL;
+    if (MPI_Type_get_extent(type, &lower, &stride) != MPI_SUCCESS)
+        return rampool_mpi_refuse_(why, "MPI does not tell the extent of a datatype");
+    rampool_status status = rampool_layout_contiguous(element, 1, &whole);
+    for (int n = 0; status == RAMPOOL_STATUS_OK && n < dimensions; n++) {
+        int d = fortran ? n : dimensions - 1 - n, behind = 1;
+        for (int later = d + 1; later < dimensions; later++)
+            behind *= grid[later];
+        int64_t size = sizes[d], processes = grid[d], place = rank / behind % processes, block = lengths[d];
+        if (ways[d] == MPI_DISTRIBUTE_NONE)
+            block = size;
+        else if (block == MPI_DISTRIBUTE_DFLT_DARG)
+            block = ways[d] == MPI_DISTRIBUTE_BLOCK ? (size + processes - 1) / processes : 1;
+        size_t count = 0, room = (size_t)(size / (block * processes) + 1);
+        uint64_t *blocks = (uint64_t *)calloc(room, sizeof *blocks);
+        int64_t *places = (int64_t *)calloc(room, sizeof *places);
+        rampool_layout *one = NULL, *line = NULL;
+        if (!blocks || !places)
+            status = rampool_mpi_refuse_(why, "there is no memory to decode a datatype in");
+        for (int64_t at = place * block; status == RAMPOOL_STATUS_OK && at < size; at += block * processes) {
+            blocks[count] = (uint64_t)(at + block > size ? size - at : block);
+            places[count++] = at * stride;
+        }
+        if (status == RAMPOOL_STATUS_OK)
+            status = rampool_layout_resized(whole, 0, stride, &one);
+        if (status == RAMPOOL_STATUS_OK)
+            status = rampool_layout_hindexed(one, count, blocks, places, &line);
+        free(blocks);
+        free(places);
+        rampool_layout_free(one);
+        rampool_layout_free(whole);
+        whole = line;
+        stride *= size;
+    }
+    *layout = whole;
+    return status;
+}
+
 /* One constructor, whose element or fields are layouts already. */
 static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_contents_ *c, rampool_layout **parts, rampool_layout **layout, const char **why)
 {
@@ -124,6 +173,8 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
         return rampool_layout_subarray(element, (size_t)count, c->blocks, c->blocks + count, starts,
                                        i[1 + 3 * count] == MPI_ORDER_FORTRAN ? RAMPOOL_ORDER_FORTRAN : RAMPOOL_ORDER_C, layout);
     }
+    case MPI_COMBINER_DARRAY:
+        return rampool_mpi_darray_(i, c->types[0], element, layout, why);
     default:
         return rampool_mpi_refuse_(why, "a datatype was made by a constructor that is not known here");
     }
@@ -137,8 +188,6 @@ static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, r
         return rampool_mpi_refuse_(why, "a datatype is nested too deeply");
     if (type == MPI_DATATYPE_NULL || MPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
         return rampool_mpi_refuse_(why, "MPI does not tell what a datatype was made of");
-    if (combiner == MPI_COMBINER_DARRAY)
-        return rampool_mpi_refuse_(why, "datatypes of MPI_Type_create_darray are not understood; make it of MPI_Type_create_subarray, or of blocks");
 
     rampool_layout *bare = NULL;
     rampool_status status = RAMPOOL_STATUS_OK;

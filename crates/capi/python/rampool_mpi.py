@@ -10,7 +10,7 @@
     direct.get(region, array, datatype=face, offset=0, there=(1, face))
 
 Pure Python over librampool.so (ctypes); mpi4py is needed for datatypes only, and nothing communicates. A `Layout` is what a datatype selects; `Layout.of(datatype)` asks MPI for the
-constructors a datatype was made of (`Get_envelope`, `Get_contents`) and repeats them. All but `Create_darray` are understood. RAMPOOL_LIBRARY names the library where the loader
+constructors a datatype was made of (`Get_envelope`, `Get_contents`) and repeats them. All of MPI 3 are understood. RAMPOOL_LIBRARY names the library where the loader
 does not find it.
 """
 
@@ -131,6 +131,17 @@ class Layout:
         sides = [_array(_u64, side) for side in (sizes, subsizes, starts)]
         return Layout(_made("rampool_layout_subarray", self._handle, len(sizes), *sides, int(fortran)))
 
+    def distributed(self, dimensions):
+        """In each dimension, (size, block, place, processes), the blocks that the process at `place` has. The
+        elements of the first lie next to each other."""
+        whole, stride = self, self.extent
+        for size, block, place, processes in dimensions:
+            starts = range(place * block, size, block * processes)
+            lengths = [min(block, size - start) for start in starts]
+            whole = whole.resized(0, stride).hindexed(lengths, [start * stride for start in starts])
+            stride *= size
+        return whole
+
     def resized(self, lower, extent):
         return Layout(_made("rampool_layout_resized", self._handle, lower, extent))
 
@@ -161,8 +172,6 @@ class Layout:
         combiner = envelope[3] if len(envelope) == 4 else envelope[4]
         if combiner in (MPI.COMBINER_NAMED, MPI.COMBINER_F90_REAL, MPI.COMBINER_F90_COMPLEX, MPI.COMBINER_F90_INTEGER):
             bare = cls._named(datatype, MPI)
-        elif combiner == MPI.COMBINER_DARRAY:
-            raise RampoolError("datatypes of Create_darray are not understood; make it of Create_subarray, or of blocks")
         else:
             contents = datatype.Get_contents()
             integers, addresses, types = list(contents[0]), list(contents[1]), contents[-1]
@@ -208,7 +217,24 @@ class Layout:
         if combiner == MPI.COMBINER_SUBARRAY:
             sides = [i[1 + n * count : 1 + (n + 1) * count] for n in range(3)]
             return part.subarray(*sides, fortran=i[-1] == MPI.ORDER_FORTRAN)
+        if combiner == MPI.COMBINER_DARRAY:
+            return part.distributed(_distribution(i, MPI))
         raise RampoolError(f"a datatype was made by a constructor that is not known here ({combiner})")
+
+
+def _distribution(integers, MPI):
+    """The dimensions of `Layout.distributed` of what MPI says of a distributed array."""
+    _, rank, count = integers[:3]
+    sizes, ways, lengths, grid = (integers[3 + n * count : 3 + (n + 1) * count] for n in range(4))
+    dimensions, behind = [], 1
+    for size, way, block, processes in reversed(list(zip(sizes, ways, lengths, grid))):
+        if way == MPI.DISTRIBUTE_NONE:
+            block = size
+        elif block == MPI.DISTRIBUTE_DFLT_DARG:
+            block = -(-size // processes) if way == MPI.DISTRIBUTE_BLOCK else 1
+        dimensions.append((size, block, rank // behind % processes, processes))
+        behind *= processes
+    return dimensions[::-1] if integers[-1] == MPI.ORDER_FORTRAN else dimensions
 
 
 class Region:

@@ -215,7 +215,55 @@ pub unsafe extern "C" fn rampool_queue_take(
         return null_pointer("rampool_queue_take");
     };
     *out = std::ptr::null_mut();
-    match direct.0.take(&queue.0, Duration::from_millis(timeout_ms.into())) {
+    took(direct.0.take(&queue.0, Duration::from_millis(timeout_ms.into())), out)
+}
+
+/// Which heads are wanted: those with the bytes of `head` wherever `mask` has a bit, as MPI matches by source
+/// and tag. Of `head` and `mask` the first `bytes` count; a shorter head is not wanted.
+#[repr(C)]
+pub struct RampoolHeadMatch {
+    pub head: *const c_void,
+    pub mask: *const c_void,
+    pub bytes: usize,
+}
+
+/// Takes the next message whose head is wanted, otherwise as rampool_queue_take(). Messages that it passes
+/// over stay here, in their order, for later calls: they count against the queue's bounds, and no other
+/// receiver gets them unless this one leaves.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid; `wanted` is null or valid, and its `head` and `mask` can be read
+/// for `bytes` bytes; `message` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_take_where(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+    wanted: *const RampoolHeadMatch,
+    timeout_ms: u32,
+    message: *mut *mut MessageHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, queue, wanted, out) =
+        unsafe { (direct.as_mut(), queue.as_ref(), wanted.as_ref(), message.as_mut()) };
+    let (Some(direct), Some(queue), Some(wanted), Some(out)) = (direct, queue, wanted, out) else {
+        return null_pointer("rampool_queue_take_where");
+    };
+    *out = std::ptr::null_mut();
+    if wanted.bytes > 0 && (wanted.head.is_null() || wanted.mask.is_null()) {
+        return null_pointer("rampool_queue_take_where");
+    }
+    // SAFETY: readable for so many bytes, as the caller promises.
+    let (head, mask) = unsafe { (bytes_at(wanted.head, wanted.bytes), bytes_at(wanted.mask, wanted.bytes)) };
+    let matches = |found: &[u8]| {
+        found.len() >= head.len()
+            && found.iter().zip(head.iter().zip(mask)).all(|(found, (head, mask))| (found ^ head) & mask == 0)
+    };
+    took(direct.0.take_where(&queue.0, matches, Duration::from_millis(timeout_ms.into())), out)
+}
+
+/// Gives a message to C, or none.
+fn took(taken: Result<Option<Message>, QueueError>, out: &mut *mut MessageHandle) -> RampoolStatus {
+    match taken {
         Ok(message) => {
             if let Some(message) = message {
                 *out = Box::into_raw(Box::new(MessageHandle(message)));
@@ -224,6 +272,25 @@ pub unsafe extern "C" fn rampool_queue_take(
         }
         Err(error) => status(&error),
     }
+}
+
+/// From now on the body of a message starts to come here as soon as its head does, without a call, if it has
+/// at most so many bytes; 0: none does. Every message that is here may then have so many bytes here.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_prefetch_bodies(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+    at_most: u64,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
+        return null_pointer("rampool_queue_prefetch_bodies");
+    };
+    direct.0.prefetch_bodies(&queue.0, at_most);
+    RampoolStatus::Ok
 }
 
 /// Blocks until the server has heard of every message that this member is done with.

@@ -22,18 +22,29 @@ use ran::Ran;
 mod halo;
 #[path = "../../../../examples/direct/ledger.rs"]
 mod ledger;
+#[path = "../../../../examples/direct/mesh.rs"]
+mod mesh;
 #[path = "../../../../examples/direct/ran.rs"]
 mod ran;
 #[path = "../../../../examples/direct/scan.rs"]
 mod scan;
+#[path = "../../../../examples/direct/search.rs"]
+#[allow(clippy::cast_possible_truncation)]
+mod search;
 #[path = "../../../../examples/direct/service.rs"]
 mod service;
+#[path = "../../../../examples/direct/solver.rs"]
+#[allow(clippy::cast_possible_truncation)]
+mod solver;
 #[path = "../../../../examples/direct/store.rs"]
 #[allow(clippy::cast_possible_truncation)]
 mod store;
+#[path = "../../../../examples/direct/video.rs"]
+#[allow(clippy::cast_possible_truncation)]
+mod video;
 
-/// Column scan, key-value store, halo exchange, random updates, request and reply: the examples, compared
-/// with plain gets and puts
+/// Column scan, key-value store, halo exchange, random updates, request and reply, search, solver, mesh and
+/// films: the examples, compared with plain gets and puts
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -52,6 +63,8 @@ struct Sizes {
     accounts: u64,
     transfers: u64,
     requests: u64,
+    /// Documents of the search, and equations of the solver.
+    documents: u64,
 }
 
 pub fn run(args: &Args) -> Result<i32> {
@@ -63,6 +76,7 @@ pub fn run(args: &Args) -> Result<i32> {
         accounts: common.pick(100_000, 500),
         transfers: common.pick(10_000, 400),
         requests: common.pick(25, 4),
+        documents: common.pick(20_000, 2000),
     };
     let place = Place::loopback();
     let servers = [(); 2].map(|()| Service::memory_server(&place, 256 * MIB, Duration::ZERO));
@@ -154,6 +168,10 @@ fn one_round(direct: &mut Direct, sizes: &Sizes) -> Result<Round> {
         ledger::run(direct, sizes.accounts, CLIENTS, sizes.transfers / 10, 0),
     )?;
     example("service", service::run(direct, CLIENTS, sizes.requests, 1 << 20))?;
+    example("search", search::run(direct, 500, sizes.documents, sizes.requests * 40))?;
+    example("solver", solver::run(direct, sizes.documents))?;
+    example("mesh", mesh::run(direct, sizes.side * 4))?;
+    example("video", video::run(direct, 4, 64, sizes.requests))?;
 
     let bytes = sizes.rows * 4096;
     let region = direct.create(bytes)?;

@@ -1,7 +1,8 @@
 //! Remote queues: the latency of a head compared with raw messages, heads with and without bodies after them,
-//! and the rate of eight senders compared with redis lists.
+//! the rate of eight senders compared with redis lists, and the ways to send a short message.
 
 mod rate;
+mod sends;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ pub struct Args {
     #[arg(long, default_value = "redis-server", value_name = "PROGRAM")]
     redis: PathBuf,
 
-    /// Measure only one part [default: both]
+    /// Measure only one part [default: latency and rate]
     #[arg(long)]
     only: Option<Part>,
 }
@@ -46,6 +47,8 @@ pub struct Args {
 enum Part {
     Latency,
     Rate,
+    /// Four ways to send 8 to 128 bytes, as DIMMnet-3's figure 7 has them
+    Sends,
 }
 
 const SPIN: Duration = Duration::from_millis(2);
@@ -66,6 +69,10 @@ pub fn run(args: &Args) -> Result<i32> {
     ));
     report.note("one thread has the sender's and the receiver's connection, and the clock is read in it: before the send, and when the receiver has the head");
     report.note("a queue is at a server, so a head makes two hops; a raw relay makes the same two (a process that passes on what comes), half a raw round trip is one");
+    if args.only == Some(Part::Sends) {
+        sends::run(&mut report, &place, common.rounds(5, 2), common)?;
+        return report.finish(common.json.as_deref());
+    }
     if args.only != Some(Part::Rate) {
         latency(&mut report, &place, common.rounds(7, 2), common)?;
     }
@@ -75,8 +82,8 @@ pub fn run(args: &Args) -> Result<i32> {
     report.finish(common.json.as_deref())
 }
 
-fn connect(server: &Service) -> Result<Direct> {
-    let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(256 << 20), "rampool bench fifo");
+fn connect(server: &Service, bytes: u64) -> Result<Direct> {
+    let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(bytes), "rampool bench fifo");
     config.encryption = Encryption::Off;
     let mut direct = Direct::connect(&config)?;
     direct.spin_for(SPIN);
@@ -158,7 +165,7 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
     let server = Service::memory_server(place, 512 << 20, SPIN)?;
     let echo = Service::raw_peer(place, SPIN)?;
     let relay = Service::raw_relay(place, SPIN)?;
-    let mut sender = connect(&server)?;
+    let mut sender = connect(&server, 256 << 20)?;
     let mut receiver = join(&mut sender)?;
     let mut other = join(&mut sender)?;
     let bounds = QueueBounds { messages: 1000, bytes: 64 << 20 };

@@ -1,10 +1,11 @@
-//! A link of a stated rate on one machine: two network namespaces, a pair of virtual interfaces, a token
-//! bucket at either end.
+//! Links of a stated rate on one machine: a network namespace here and one behind each link, a pair of
+//! virtual interfaces, a token bucket at either end.
 //!
 //! Nothing is visible outside: this process moves into one namespace, servers into the other, and the kernel
 //! removes both with the last process in them. Needs root, `ip` and `tc`.
 
 use std::fs::File;
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
@@ -64,6 +65,8 @@ pub struct Link {
     pub rate: Rate,
     /// The namespace of the servers.
     pub there: File,
+    /// Their address.
+    pub host: String,
 }
 
 impl Link {
@@ -73,12 +76,34 @@ impl Link {
     /// Makes the link. The calling thread, and what it starts from now on, is at this end of it and reaches
     /// nothing else.
     pub fn make(rate: Rate) -> Result<Self> {
-        let there = new_namespace()?;
+        Ok(Self::several(rate, 1)?.remove(0))
+    }
+
+    /// The same with several links that have this end in common: each is a machine of its own.
+    pub fn several(rate: Rate, count: usize) -> Result<Vec<Self>> {
+        let there = (0..count).map(|_| new_namespace()).collect::<Result<Vec<_>>>()?;
         let here = new_namespace()?;
+        there.into_iter().enumerate().map(|(n, there)| Self::between(rate, &here, there, n)).collect()
+    }
+
+    /// A listener at the other end, whoever accepts from it.
+    pub fn listen(&self) -> Result<TcpListener> {
+        let bind = || -> Result<TcpListener> {
+            // SAFETY: a system call without pointers; it moves this thread alone, which ends soon.
+            if unsafe { libc::setns(self.there.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
+                bail!("cannot enter a link's namespace: {}", std::io::Error::last_os_error());
+            }
+            TcpListener::bind((self.host.as_str(), 0)).context("cannot listen at the end of a link")
+        };
+        std::thread::scope(|scope| scope.spawn(bind).join().expect("binding does not panic"))
+    }
+
+    fn between(rate: Rate, here: &File, there: File, number: usize) -> Result<Self> {
         let path = format!("/proc/{}/fd/{}", std::process::id(), there.as_raw_fd());
-        let ends = [(&here, "near", Self::HERE), (&there, "far", Self::HOST)];
-        tool(&here, "ip", &["link", "add", "near", "type", "veth", "peer", "name", "far"])?;
-        tool(&here, "ip", &["link", "set", "far", "netns", &path])?;
+        let (near, host) = (format!("near{number}"), format!("10.77.{number}.2"));
+        let ends = [(here, near.as_str(), format!("10.77.{number}.1")), (&there, "far", host.clone())];
+        tool(here, "ip", &["link", "add", &near, "type", "veth", "peer", "name", "far"])?;
+        tool(here, "ip", &["link", "set", "far", "netns", &path])?;
         for (namespace, device, address) in ends {
             tool(namespace, "ip", &["link", "set", "lo", "up"])?;
             // What is longer than the bucket, the kernel cuts up. That takes its CPUs longer than the link,
@@ -96,7 +121,7 @@ impl Link {
             let choose = "for name in cubic reno; do echo $name > /proc/sys/net/ipv4/tcp_congestion_control && exit; done 2> /dev/null; exit 1";
             tool(namespace, "sh", &["-c", choose])?;
         }
-        Ok(Self { rate, there })
+        Ok(Self { rate, there, host })
     }
 }
 

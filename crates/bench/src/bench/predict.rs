@@ -1,5 +1,5 @@
 //! How accurate `rampool predict` is: programs traced over loopback, predicted for a slower link, and run on
-//! that link. Also S4's own experiment: its programs on four of its nodes, over its networks.
+//! that link. On request S4's own experiment: its programs on four of its nodes, over its networks.
 //!
 //! The link adds its rate and burst, as it was made, and the additional time of the least raw round trip;
 //! everything else comes from the trace. Two ranks, one at either end.
@@ -27,8 +27,7 @@ use crate::predict::network::{Bucket, Network};
 use crate::predict::recording::Recording;
 use crate::predict::replay::{Machine, replay};
 
-/// Parallel programs predicted for a slower link, compared with the same programs on that link; and on the
-/// papers' machines
+/// Parallel programs predicted for a slower link, compared with the same programs on that link
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -38,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "RATE")]
     link: Vec<Rate>,
 
-    /// Only predict for the papers' machines: four nodes of 75 MHz
+    /// Only predict for the papers' machines: two and four nodes of 75 MHz
     #[arg(long, conflicts_with = "link")]
     papers: bool,
 
@@ -73,8 +72,7 @@ pub fn run(args: &Args) -> Result<i32> {
             scope.spawn(|| one_link(&mut report, args, rate, &dir)).join().expect("the benchmark's thread")
         })
     });
-    let done =
-        done.and_then(|()| if args.link.is_empty() { papers(&mut report, args, &dir) } else { Ok(()) });
+    let done = done.and_then(|()| if args.papers { papers(&mut report, args, &dir) } else { Ok(()) });
     let _ = std::fs::remove_dir_all(&dir);
     done?;
     report.finish(args.common.json.as_deref())
@@ -240,62 +238,74 @@ const PAPERS: [(&str, f64); 4] = [("fft", 100.0), ("lu", 300.0), ("ocean", 100.0
 /// made processors faster since.
 const PAPERS_SOFTWARE: f64 = 30.0;
 
-/// Four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc whose
+/// Two and four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc whose
 /// updates cost no CPU time.
 fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
     let slower = PAPERS.map(|(program, times)| format!("{program} {times}")).join(", ");
     report.note(format!(
-        "papers: 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as many times as long ({slower}), the protocol's software \
+        "papers: 2 and 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as many times as long ({slower}), the protocol's software \
          {PAPERS_SOFTWARE} times; pages of 4 KiB, the paper's have 8"
     ));
     for (program, slower) in PAPERS {
         if !args.only.is_empty() && !args.only.iter().any(|part| program.contains(part.as_str())) {
             continue;
         }
-        let mut recordings = BTreeMap::<_, Vec<(Recording, f64)>>::new();
-        for _ in 0..args.common.rounds(3, 1) {
-            for protocol in ["sc", "lrc", "hlrc"] {
-                recordings.entry(protocol).or_default().push(four_ranks(
-                    program,
-                    protocol,
-                    args.common.quick,
-                    dir,
-                )?);
-            }
-        }
-        for network in ["eth100-1999", "loh-hb"] {
-            for (protocol, name, updates_by_hardware) in
-                [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
-            {
-                let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
-                let mut speed_ups = Vec::new();
-                for (recording, alone_us) in &recordings[protocol] {
-                    speed_ups.push(
-                        alone_us * slower
-                            / replay(recording, &Network::named(network)?, machine)?.elapsed_us(),
-                    );
+        for nodes in [2, 4] {
+            let mut recordings = BTreeMap::<_, Vec<(Recording, f64)>>::new();
+            for _ in 0..args.common.rounds(3, 1) {
+                for protocol in ["sc", "lrc", "hlrc"] {
+                    let recorded = recorded_alone(nodes, program, protocol, args.common.quick, dir)?;
+                    recordings.entry(protocol).or_default().push(recorded);
                 }
-                let parameters = json!({ "experiment": "papers", "program": program, "protocol": name, "network": network });
-                report.series(
-                    &format!("4 nodes, {network}, {program}, {name}: speed-up"),
-                    "",
-                    parameters,
-                    &speed_ups,
-                );
             }
+            speed_ups(report, nodes, (program, slower), &recordings)?;
         }
     }
     Ok(())
 }
 
-/// The trace of four ranks on this machine, without time spent waiting for a CPU; and the CPU time of one
+/// What a program's recordings become on each of the networks.
+fn speed_ups(
+    report: &mut Report,
+    nodes: u32,
+    (program, slower): (&str, f64),
+    recordings: &BTreeMap<&str, Vec<(Recording, f64)>>,
+) -> Result<()> {
+    for network in ["eth100-1999", "loh-hb"] {
+        for (protocol, name, updates_by_hardware) in
+            [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
+        {
+            let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
+            let on = Network::named(network)?;
+            let mut found = Vec::new();
+            for (recording, alone_us) in &recordings[protocol] {
+                found.push(alone_us * slower / replay(recording, &on, machine)?.elapsed_us());
+            }
+            let parameters = json!({
+                "experiment": "papers", "nodes": nodes, "program": program, "protocol": name,
+                "network": network,
+            });
+            let what = format!("{nodes} nodes, {network}, {program}, {name}: speed-up");
+            report.series(&what, "", parameters, &found);
+        }
+    }
+    Ok(())
+}
+
+/// The trace of some ranks on this machine, without time spent waiting for a CPU; and the CPU time of one
 /// alone in the same run, in microseconds, because computing in the trace is CPU time, too.
-fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<(Recording, f64)> {
+fn recorded_alone(
+    nodes: u32,
+    program: &str,
+    protocol: &str,
+    quick: bool,
+    dir: &Path,
+) -> Result<(Recording, f64)> {
     let (trace, times) = (dir.join("trace"), dir.join("times"));
     let mut command = rampool()?;
     let me = command.get_program().to_owned();
     command
-        .args(["launch", "-n", "4", "--protocol", protocol, "--trace"])
+        .args(["launch", "-n", &nodes.to_string(), "--protocol", protocol, "--trace"])
         .arg(&trace)
         .arg(&me)
         .args(["example", program]);
@@ -305,7 +315,7 @@ fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<
     command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
     before_exec(&mut command, None, None);
     let status = command.status()?;
-    ensure!(status.success(), "four ranks of {program} under {protocol} ended with {status}");
+    ensure!(status.success(), "{nodes} ranks of {program} under {protocol} ended with {status}");
     let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
     let alone_s = line["sequential_cpu_s"].as_f64().context("the program reports no time")?;
     Ok((Recording::read(&trace)?.undisturbed(), alone_s * 1e6))

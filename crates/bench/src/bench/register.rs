@@ -21,6 +21,7 @@ use rampool_wire::units::PageIndex;
 use serde_json::json;
 
 use super::Common;
+use super::link::{Link, Rate};
 use super::report::{Reach, Report};
 use super::service::pin_apart;
 use super::workload::{permutation, word};
@@ -30,6 +31,10 @@ use super::workload::{permutation, word};
 pub struct Args {
     #[command(flatten)]
     common: Common,
+
+    /// Put the receiver behind a link of this rate (root only; needs ip and tc) [default: loopback]
+    #[arg(long, value_name = "RATE")]
+    link: Option<Rate>,
 }
 
 const SEED: u64 = 9;
@@ -43,16 +48,19 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let rounds = common.rounds(5, 2);
+    // Before any thread starts: namespaces belong to threads.
+    let link = args.link.map(Link::make).transpose()?;
     let sink_cpu = pin_apart();
-    let mut report = Report::start("register", common.quick);
+    let over = args.link.map_or("loopback", Rate::name);
+    let mut report = Report::start(format!("register, {over}"), common.quick);
     look_ups(&mut report, rounds.max(5), common)?;
     let payloads: Vec<usize> = (10..=common.pick(22, 16)).map(|power| 1 << power).collect();
     let longest = *payloads.last().expect("there are some");
-    report.note("loopback TCP between two threads on a CPU each; the network copies there whatever the sender does, so a hit saves the copy into pinned memory and no more");
+    report.note(format!("TCP between two threads on a CPU each, over {over}; loopback copies whatever the sender does, so a hit saves the copy into pinned memory there and no more"));
     report.note(
         "every byte that arrives is compared once for each way and payload; timed transfers are counted",
     );
-    let mut bench = Bench::open(longest, sink_cpu)?;
+    let mut bench = Bench::open(longest, sink_cpu, link.as_ref())?;
     let ways = [Way::Plain, Way::Copy, Way::Hit, Way::Miss];
     let mut figures: Vec<[Vec<f64>; 4]> = Vec::new();
     for payload in &payloads {
@@ -227,9 +235,12 @@ impl Bounce {
 }
 
 impl Bench {
-    fn open(longest: usize, sink_cpu: Option<usize>) -> Result<Self> {
+    fn open(longest: usize, sink_cpu: Option<usize>, link: Option<&Link>) -> Result<Self> {
         let buffers = filled(BUFFERS * longest)?;
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let listener = match link {
+            Some(link) => link.listen()?,
+            None => TcpListener::bind("127.0.0.1:0")?,
+        };
         let socket = TcpStream::connect(listener.local_addr()?)?;
         // The machine's own choice may pace even connections within it, by a timer (BBR).
         super::peer::set_up(&socket)?;

@@ -231,6 +231,7 @@ pub fn before_exec(command: &mut Command, namespace: Option<RawFd>, cpu: Option<
 
 /// How a benchmark's memory is paged.
 pub struct Paged<'a> {
+    /// A server's address, or several with commas.
     pub server: &'a str,
     pub key: Option<&'a Path>,
     pub memory_bytes: u64,
@@ -244,8 +245,8 @@ pub struct Paged<'a> {
 
 impl Paged<'_> {
     pub fn open(&self) -> Result<PagedMemory> {
-        let mut pool =
-            PoolConfig::new(vec![self.server.parse()?], ByteLen(self.memory_bytes), "rampool bench");
+        let servers = self.server.split(',').map(str::parse).collect::<Result<Vec<_>, _>>()?;
+        let mut pool = PoolConfig::new(servers, ByteLen(self.memory_bytes), "rampool bench");
         pool.encryption = Encryption::Off;
         pool.key = self.key.map(Key::load).transpose()?;
         let mut pool = Pool::connect(&pool)?;

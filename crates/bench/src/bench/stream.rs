@@ -1,13 +1,15 @@
 //! STREAM (McCalpin 1995), written anew: copy, scale, add and triad over three arrays of doubles that do not
 //! fit local memory.
 //!
-//! Three experiments: the four kernels at a share of local memory, compared with the same kernels on local
-//! arrays; and the two of Saito, Midorikawa and Kai's DLM-M paper: bandwidth against page size with every
-//! access remote, and one to seven clients on one server. Bytes are counted as STREAM counts them: 16 an
+//! The experiments: the four kernels at a share of local memory, compared with the same kernels on local
+//! arrays; the two of Saito, Midorikawa and Kai's DLM-M paper: bandwidth against page size with every access
+//! remote, and one to seven clients on one server; and what that paper left open, several servers.
+//! Bytes are counted as STREAM counts them: 16 an
 //! element for copy and scale, 24 for add and triad.
 
 pub mod clients;
 mod kernels;
+mod servers;
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "RATE")]
     link: Option<Rate>,
 
-    /// Experiments to run; repeat it or separate by commas [default: all]
+    /// Experiments to run; repeat it or separate by commas [default: all but `servers`]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     experiment: Vec<Experiment>,
 
@@ -63,6 +65,8 @@ pub enum Experiment {
     Pages,
     /// One to seven clients on one server
     Clients,
+    /// One client on one to four servers, each behind a link of its own; alone, and only if named
+    Servers,
 }
 
 const SPIN: Duration = Duration::from_millis(1);
@@ -81,6 +85,9 @@ struct Bench<'a> {
 
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
+    if args.experiment == [Experiment::Servers] {
+        return servers::run(args);
+    }
     // Before any thread starts: namespaces belong to threads.
     let link = args.link.map(Link::make).transpose()?;
     let key = link.as_ref().map(|_| KeyFile::make()).transpose()?;

@@ -211,6 +211,8 @@ struct Inbox {
     done: Vec<u64>,
     /// A request for messages that [`Direct::poll_message`] has at the server.
     standing: Option<u64>,
+    /// Bodies of at most so many bytes are fetched when their heads arrive.
+    ahead: u64,
 }
 
 impl QueueTable {
@@ -612,6 +614,43 @@ impl Direct {
         Ok(inbox.messages.drain(..count).collect())
     }
 
+    /// Takes the next message whose head `wanted` accepts, as MPI matches by source and tag. Blocks until
+    /// there is one, or for `timeout`: then `None`. Messages that it passes over stay here, in their order,
+    /// for later calls of any kind: they count against the queue's bounds, and no other receiver gets them
+    /// unless this one leaves.
+    ///
+    /// # Errors
+    /// [`QueueError`].
+    pub fn take_where(
+        &mut self,
+        queue: &Queue,
+        wanted: impl Fn(&[u8]) -> bool,
+        timeout: Duration,
+    ) -> Result<Option<Message>, QueueError> {
+        let until = Instant::now() + timeout;
+        let mut passed = 0;
+        loop {
+            let messages = &mut self.inbox(queue).messages;
+            let found = messages.iter().skip(passed).position(|message| wanted(message.head()));
+            if let Some(at) = found {
+                return Ok(messages.remove(passed + at));
+            }
+            passed = messages.len();
+            if !self.fill_once(queue, 1, until)? {
+                return Ok(None);
+            }
+            if self.inbox(queue).messages.len() == passed && Instant::now() >= until {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// From now on the body of a message starts to come here as soon as its head does, without a call, if it
+    /// has at most so many bytes; 0: none does. Every message that is here may then have so many bytes here.
+    pub fn prefetch_bodies(&mut self, queue: &Queue, at_most: u64) {
+        self.inbox(queue).ahead = at_most;
+    }
+
     /// Takes the next message if it is here. Never blocks: a request stands at the server, and its answer is
     /// looked for in this process. So from the first poll on a message may be on its way here. After the last
     /// poll, take it, or leave the lease: then it is delivered to others.
@@ -693,27 +732,31 @@ impl Direct {
     fn fill(&mut self, queue: &Queue, most: u16, timeout: Duration) -> Result<(), QueueError> {
         let until = Instant::now() + timeout;
         while self.inbox(queue).messages.is_empty() {
-            let standing = self.inbox(queue).standing.take();
-            let stood = standing.is_some();
-            let request = match standing {
-                Some(request) => request,
-                None => self.ask_take(queue, most, until.saturating_duration_since(Instant::now())),
-            };
-            let deadline = stood.then_some(until);
-            match self.queue_wait(queue.server, Opcode::Take, request, deadline) {
-                Some(reply) => {
-                    self.took(queue, reply)?;
-                }
-                None => {
-                    self.inbox(queue).standing = standing;
-                    return Ok(());
-                }
-            }
-            if Instant::now() >= until {
+            if !self.fill_once(queue, most, until)? || Instant::now() >= until {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Brings more messages here, if there are any by then. False: a request of an earlier poll still stands.
+    fn fill_once(&mut self, queue: &Queue, most: u16, until: Instant) -> Result<bool, QueueError> {
+        let standing = self.inbox(queue).standing.take();
+        let request = match standing {
+            Some(request) => request,
+            None => self.ask_take(queue, most, until.saturating_duration_since(Instant::now())),
+        };
+        let deadline = standing.is_some().then_some(until);
+        match self.queue_wait(queue.server, Opcode::Take, request, deadline) {
+            Some(reply) => {
+                self.took(queue, reply)?;
+                Ok(true)
+            }
+            None => {
+                self.inbox(queue).standing = standing;
+                Ok(false)
+            }
+        }
     }
 
     fn ask_take(&mut self, queue: &Queue, most: u16, timeout: Duration) -> u64 {
@@ -745,7 +788,7 @@ impl Direct {
             };
             let mut head = [0; MAX_HEAD_BYTES];
             head[..delivery.head.len()].copy_from_slice(delivery.head);
-            let message = Message {
+            let mut message = Message {
                 queue: queue.clone(),
                 number: delivery.number,
                 redelivered: delivery.redelivered,
@@ -755,6 +798,9 @@ impl Direct {
                 arriving: delivery.arriving,
                 fetch: None,
             };
+            if (1..=self.inbox(queue).ahead).contains(&message.body_bytes()) {
+                self.prefetch_body(&mut message);
+            }
             self.inbox(queue).messages.push_back(message);
         }
         Ok(())

@@ -20,14 +20,22 @@ use std::time::Duration;
 mod halo;
 #[path = "../../../../examples/direct/ledger.rs"]
 mod ledger;
+#[path = "../../../../examples/direct/mesh.rs"]
+mod mesh;
 #[path = "../../../../examples/direct/ran.rs"]
 mod ran;
 #[path = "../../../../examples/direct/scan.rs"]
 mod scan;
+#[path = "../../../../examples/direct/search.rs"]
+mod search;
 #[path = "../../../../examples/direct/service.rs"]
 mod service;
+#[path = "../../../../examples/direct/solver.rs"]
+mod solver;
 #[path = "../../../../examples/direct/store.rs"]
 mod store;
+#[path = "../../../../examples/direct/video.rs"]
+mod video;
 
 #[test]
 fn the_examples_find_what_they_expect() {
@@ -41,6 +49,10 @@ fn the_examples_find_what_they_expect() {
         store::run(&mut direct, 3, 200).unwrap(),
         ledger::run(&mut direct, 500, 3, 400, 64).unwrap(),
         service::run(&mut direct, 3, 4, 1 << 20).unwrap(),
+        search::run(&mut direct, 40, 3000, 100).unwrap(),
+        solver::run(&mut direct, 700).unwrap(),
+        mesh::run(&mut direct, 30).unwrap(),
+        video::run(&mut direct, 2, 6, 5).unwrap(),
     ];
     assert!(ran.iter().all(|ran| !ran.says.is_empty()
         && ran.measured.iter().all(|(_, amount, took)| *amount > 0 && !took.is_zero())));

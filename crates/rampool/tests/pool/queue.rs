@@ -102,6 +102,99 @@ fn messages_arrive_in_order_with_bodies_of_any_length() {
 
 /// What lies in the pool is joined with its head by its receiver, and never passes through the sender.
 #[test]
+fn messages_are_matched_by_source_and_tag_and_others_keep_their_order() {
+    let server = serve(96 * MIB);
+    let config = config(&[&server], 32 * MIB);
+    let mut sender = Direct::connect(&config).unwrap();
+    let mut receiver = another(&mut sender, &config);
+    let (to, from) =
+        (sender.open_or_create_queue("ranks", BOUNDS).unwrap(), receiver.open_queue("ranks").unwrap());
+    // Source, tag and number.
+    for number in 0..30u8 {
+        sender.send(&to, &[number % 3, number % 5, number], SendBody::None, WATCHDOG).unwrap();
+    }
+    let mut take = |wanted: &dyn Fn(&[u8]) -> bool| {
+        let message = receiver.take_where(&from, wanted, NOW).unwrap()?;
+        let number = message.head()[2];
+        receiver.done(message);
+        Some(number)
+    };
+    // The first of a source and a tag, then the first of any source, then what is not there.
+    assert_eq!(take(&|head| head[..2] == [2, 4]), Some(14));
+    assert_eq!(take(&|head| head[1] == 4), Some(4));
+    assert_eq!(take(&|head| head[1] == 4), Some(9));
+    assert_eq!(take(&|head| head[..2] == [2, 4]), Some(29));
+    assert_eq!(take(&|head| head[..2] == [2, 4]), None);
+    // What was passed over comes as it was sent.
+    let rest: Vec<u8> = std::iter::from_fn(|| take(&|_| true)).collect();
+    let expected: Vec<u8> = (0..30).filter(|number| ![4, 9, 14, 29].contains(number)).collect();
+    assert_eq!(rest, expected);
+    receiver.flush_done(&from).unwrap();
+    assert_eq!(status(&[&server], "ranks").messages, 0);
+}
+
+#[test]
+fn who_waits_for_a_tag_is_not_kept_by_others_and_who_leaves_gives_back_what_it_passed_over() {
+    let server = serve(96 * MIB);
+    let config = config(&[&server], 32 * MIB);
+    let mut sender = Direct::connect(&config).unwrap();
+    let mut receiver = another(&mut sender, &config);
+    let (to, from) =
+        (sender.open_or_create_queue("ranks", BOUNDS).unwrap(), receiver.open_queue("ranks").unwrap());
+    sender.send(&to, b"a1", SendBody::None, WATCHDOG).unwrap();
+    assert!(receiver.take_where(&from, |head| head[0] == b'b', NOW).unwrap().is_none());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for head in [b"a2", b"b1"] {
+                sender.send(&to, head, SendBody::None, WATCHDOG).unwrap();
+            }
+        });
+        let message = receiver.take_where(&from, |head| head[0] == b'b', WATCHDOG).unwrap().unwrap();
+        assert_eq!(message.head(), b"b1");
+        receiver.done(message);
+    });
+    receiver.flush_done(&from).unwrap();
+    receiver.close();
+    drop(receiver);
+    let (mut next, queue) = (another(&mut sender, &config), to.clone());
+    for expected in [b"a1", b"a2"] {
+        let message = must_take(&mut next, &queue);
+        assert_eq!((message.head(), message.redelivered()), (&expected[..], true));
+        next.done(message);
+    }
+}
+
+#[test]
+fn bodies_up_to_a_length_come_with_their_heads() {
+    let server = serve(96 * MIB);
+    let config = config(&[&server], 64 * MIB);
+    let mut sender = Direct::connect(&config).unwrap();
+    let mut receiver = another(&mut sender, &config);
+    let (to, from) =
+        (sender.open_or_create_queue("bodies", BOUNDS).unwrap(), receiver.open_queue("bodies").unwrap());
+    receiver.prefetch_bodies(&from, 5000);
+    for len in [5000, 5001, 0, 64] {
+        sender.send(&to, b"head", SendBody::Bytes(&bytes(len as u64, len)), WATCHDOG).unwrap();
+    }
+    for (len, comes) in [(5000, true), (5001, false), (0, false), (64, true)] {
+        assert_eq!(receiver.under_way(), 0);
+        let mut message = must_take(&mut receiver, &from);
+        assert_eq!(receiver.under_way() > 0, comes, "{len} bytes");
+        assert_eq!(receiver.body(&mut message, WATCHDOG).unwrap(), bytes(len as u64, len));
+        receiver.done(message);
+    }
+    // One that is never asked for is in nobody's way.
+    receiver.prefetch_bodies(&from, u64::MAX);
+    sender.send(&to, b"head", SendBody::Bytes(&bytes(7, 5001)), WATCHDOG).unwrap();
+    let message = must_take(&mut receiver, &from);
+    receiver.done(message);
+    receiver.prefetch_bodies(&from, 0);
+    sender.send(&to, b"last", SendBody::Bytes(&bytes(8, 5001)), WATCHDOG).unwrap();
+    let mut message = must_take(&mut receiver, &from);
+    assert_eq!(receiver.body(&mut message, WATCHDOG).unwrap(), bytes(8, 5001));
+}
+
+#[test]
 fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let servers = [serve(96 * MIB), serve(96 * MIB)];
     let list = [&servers[0], &servers[1]];

@@ -1,0 +1,504 @@
+"""The tables, plots and text of docs/papers.md, of bench/papers.toml and bench/data/papers.json.
+
+`page` and the tables are pure: the same data gives the same page. Python's standard library only, but for
+`plots`, which need matplotlib.
+"""
+
+import textwrap
+
+from plot import short, spread
+
+STATES = ("full", "partial", "missing", "not applicable")
+CATEGORIES = ("computing", "read fault", "write fault", "requests", "lock", "unlock", "barrier", "other")
+
+# --- Finding samples ----------------------------------------------------------------------------------------
+
+
+def pick(part, **wanted):
+    """The series of a part that have these parameters."""
+    return [one for one in part["series"] if wanted.items() <= one["parameters"].items()]
+
+
+def only(part, **wanted):
+    """The one series with these parameters, or None."""
+    return next(iter(pick(part, **wanted)), None)
+
+
+def cell(series, times=1.0):
+    """A median and, where it is wide, its spread; empty for what was not measured."""
+    if series is None:
+        return ""
+    of = {key: series[key] * times for key in ("median", "low", "high")}
+    return short(of["median"]) + spread(of)
+
+
+def table(head, rows):
+    if not rows:
+        return []
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + [
+        "| " + " | ".join(row) + " |" for row in rows
+    ]
+
+
+# --- A table for each part; `paper`: the paper's own numbers ------------------------------------------------
+
+
+def pages(part, paper):
+    """STREAM's triad against the page size."""
+    ways = sorted({one["parameters"]["prefetch_bytes"] for one in pick(part, experiment="pages")})
+    sizes = sorted({one["parameters"]["page_bytes"] for one in pick(part, experiment="pages")})
+    of = {
+        (size, way): only(part, experiment="pages", page_bytes=size, prefetch_bytes=way)
+        for size in sizes
+        for way in ways
+    }
+    wire = lambda one: one["median"] * min(one["parameters"]["remote_share"], 1) * 1e3
+    best = {way: max(wire(of[size, way]) for size in sizes) for way in ways}
+    flat = paper["flat_from_kib"] << 10
+    gain = max(wire(of[size, 0]) for size in sizes if size > flat) / wire(of[flat, 0])
+    yield table(
+        ["", "paper", "here", "here, reading ahead"],
+        [
+            ["best, MB/s on the wire", str(paper["best_mb_s"]), *(short(best[way]) for way in ways)],
+            [
+                "of the link's rate, %",
+                *(short(100 * value / paper["line_mb_s"]) for value in (paper["best_mb_s"], *best.values())),
+            ],
+            [
+                f"best above {paper['flat_from_kib']} KiB / at {paper['flat_from_kib']} KiB",
+                "about 1",
+                short(gain),
+                "",
+            ],
+        ],
+    )
+    yield table(
+        ["triad, MB/s", *(f"{size >> 10} KiB" for size in sizes)],
+        [
+            ["reading ahead" if way else "as the paper", *(cell(of[size, way], 1e3) for size in sizes)]
+            for way in ways
+        ],
+    )
+
+
+def clients(part, paper):
+    """STREAM by several clients at once."""
+    counts = sorted({one["parameters"]["clients"] for one in pick(part, experiment="clients")})
+    of = {
+        (what, n): only(part, experiment="clients", clients=n, what=what)
+        for what in ("each", "together")
+        for n in counts
+    }
+    alone = of["each", counts[0]]["median"]
+    yield table(
+        ["clients", *map(str, counts)],
+        [
+            ["each, MB/s", *(cell(of["each", n], 1e3) for n in counts)],
+            ["together, MB/s", *(cell(of["together", n], 1e3) for n in counts)],
+            ["each / one alone", *(short(of["each", n]["median"] / alone) for n in counts)],
+            ["the paper's: 1 / clients", *(short(1 / n) for n in counts)],
+        ],
+    )
+
+
+def servers(part, _paper):
+    """One client and several servers, next to the sum of the links."""
+    counts = sorted({one["parameters"]["servers"] for one in pick(part, experiment="servers")})
+    of = lambda what: [only(part, servers=n, what=what) for n in counts]
+    rows = []
+    for what, unit, times in (("triad", "MB/s", 1e3), ("read in order", "MB/s", 1e3)):
+        rows.append([f"{what}, {unit}", *(cell(one, times) for one in of(what))])
+        rows.append([f"{what} / sum of the links", *map(cell, of(f"{what} / sum of the links"))])
+    rows.append(["random fault, us", *map(cell, of("random fault"))])
+    yield table(["servers, each behind 1 Gbit/s", *map(str, counts)], rows)
+
+
+def allocation(part, _paper):
+    """Taking and giving back, by size."""
+    sizes = sorted({one["parameters"]["bytes"] for one in pick(part, experiment="allocation")})
+    rows = []
+    for touched in (False, True):
+        for what in ("alloc", "mmap", "free", "munmap"):
+            of = [only(part, bytes=size, touched=touched, what=what) for size in sizes]
+            rows.append([f"{what}, {'touched' if touched else 'untouched'}", *map(cell, of)])
+    yield table(["us", *(f"{size >> 10} KiB" for size in sizes)], rows)
+
+
+def sends(part, paper):
+    """DIMMnet-3's four ways to send, and the order that the paper finds among them."""
+    sizes = sorted({one["parameters"]["bytes"] for one in pick(part, experiment="sends")})
+    ways = list(dict.fromkeys(one["parameters"]["way"] for one in pick(part, experiment="sends")))
+    overs = list(dict.fromkeys(one["parameters"]["over"] for one in pick(part, experiment="sends")))
+    plain_way, least, loaded, combined = ways
+    middle = sorted(sizes)[len(sizes) // 2]
+    at = lambda over, way, what="whole": only(part, over=over, way=way, bytes=middle, what=what)["median"]
+    claims = [
+        ("without LHS / with it", paper["without_lhs"], plain_way, least, "whole"),
+        ("LHC / without LHS", paper["lhc_without_lhs"], combined, plain_way, "whole"),
+        ("LHC / BOTF with LHS: the envelope", paper["lhc_least"], combined, least, "envelope"),
+        ("LHC / BOTF with LHS: all bytes", paper["lhc_least"], combined, least, "whole"),
+        ("LHC / VL", paper["lhc_vl"], combined, loaded, "whole"),
+    ]
+    rows = []
+    for name, theirs, one, other, what in claims:
+        rows.append([name, theirs, *(short(at(over, one, what) / at(over, other, what)) for over in overs)])
+    vl = [short(at(over, loaded) - at(over, least)) for over in overs]
+    rows.append(["VL takes longer than BOTF with LHS, us", paper["vl_us"], *vl])
+    yield table([f"{middle} bytes", "paper", *(f"here, {over}" for over in overs)], rows)
+    for over in overs:
+        rows = []
+        for way in ways:
+            rows.append([way, *(cell(only(part, over=over, way=way, bytes=n, what="whole")) for n in sizes)])
+        of = [cell(only(part, over=over, way=combined, bytes=n, what="envelope")) for n in sizes]
+        rows.append([f"{combined}, the envelope", *of])
+        yield table([f"us, {over}", *(f"{size} B" for size in sizes)], rows)
+
+
+def ahead(part, _paper):
+    """Bodies that come ahead by rule, and what matching costs."""
+    rows = []
+    for one in pick(part, experiment="ahead", how="by call"):
+        where = {key: one["parameters"][key] for key in ("over", "bytes")}
+        rule = only(part, experiment="ahead", how="by rule", **where)
+        rows.append([where["over"], f"{where['bytes']} B", cell(one), cell(rule)])
+    yield table(["us waited for a body, over", "body", "asked for by call", "comes by rule"], rows)
+    rows = []
+    for one in pick(part, experiment="matching", how="in turn"):
+        over = one["parameters"]["over"]
+        rows.append([over, cell(one), cell(only(part, experiment="matching", how="by tag", over=over))])
+    yield table(["us a message, over", "taken in turn", "by tag"], rows)
+
+
+def plain(part, _paper):
+    """Every series, a row each."""
+    yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}".strip()] for one in part["series"]])
+
+
+def gather(part, _paper):
+    yield from plain(part, _paper)
+    few, whole = only(part, what="gather 64 B"), only(part, what="contiguous")
+    yield [
+        f"Elements of 64 bytes come at {short(few['median'] / whole['median'])} of the speed of one piece."
+    ]
+
+
+def layouts(part, _paper):
+    """Each layout, by rampool and by OpenMPI."""
+    rows = []
+    for way in ("TCP", "same host"):
+        for one in pick(part, way=way, who="rampool"):
+            other = only(part, way=way, who="OpenMPI", what=one["parameters"]["what"])
+            ratio = short(other["median"] / one["median"]) if other else ""
+            rows.append([f"{way}: {one['parameters']['what']}", cell(one), cell(other), ratio])
+    yield table(["us", "here", "OpenMPI", "OpenMPI / here"], rows)
+
+
+def payload(part, paper):
+    """Throughput of copies, hits and misses, and from which payload on each is faster than copies."""
+    sizes = sorted({one["parameters"]["payload"] for one in pick(part, experiment="payload")})
+    of = lambda what, size: only(part, experiment="payload", registrar="io_uring", payload=size, what=what)
+    ratio = lambda what, size: of(what, size)["median"] / of("copy", size)["median"]
+    at = paper["at_kib"] << 10
+    rows = []
+    for what in ("hit", "miss"):
+        from_here = crossover([(size, ratio(what, size)) for size in sizes])
+        theirs, ours = paper[f"{what}_mbit_s"] / paper["copy_mbit_s"], short(ratio(what, at))
+        rows.append([f"{what} / copy at {paper['at_kib']} KiB", f"{theirs:.3f}", ours])
+        rows.append([f"a {what} is faster than a copy from", f"{paper['crossover_kib']} KiB", from_here])
+    yield table(["", "paper", "here"], rows)
+    shown = [size for size in sizes if size.bit_length() % 2 or size == at]
+    yield table(
+        ["GB/s", *(f"{size >> 10} KiB" for size in shown)],
+        [[what, *(cell(of(what, size)) for size in shown)] for what in ("copy", "hit", "miss")],
+    )
+    looks = [one for one in part["series"] if one["parameters"].get("what") == "look-up"]
+    if "--link" in part["options"]:
+        return
+    yield table(
+        ["look-up among", *(str(one["parameters"]["registrations"]) for one in looks)],
+        [["ns", *map(cell, looks)]],
+    )
+
+
+def crossover(ratios):
+    """From which payload on a way is always faster than copies, of (payload, ratio) in order."""
+    found = None
+    for size, ratio in reversed(ratios):
+        if ratio <= 1:
+            break
+        found = size
+    return f"{found >> 10} KiB" if found else "no payload measured"
+
+
+def speedups(part, paper):
+    """S4's tables 5 and 6, and 7 and 8, which follow from them."""
+    protocols = paper["protocols"]
+    of = {
+        tuple(one["parameters"][key] for key in ("nodes", "network", "program", "protocol")): one
+        for one in part["series"]
+    }
+    for number, network, title in (
+        (5, "eth100-1999", "Ethernet"),
+        (6, "loh-hb", "1 Gbit/s, little overhead"),
+    ):
+        rows = []
+        for nodes, programs in by_nodes(paper, f"table{number}"):
+            for program, theirs in programs.items():
+                ours = [cell(of[nodes, network, program, protocol]) for protocol in protocols]
+                rows.append([f"{program}, {nodes} nodes", *(f"{a:.2g} / {b}" for a, b in zip(theirs, ours))])
+        yield table([f"table {number}, {title}: paper / here", *protocols], rows)
+    over = lambda key: 1 / of[key]["median"] - 1 / key[0]
+    saved = lambda better, worse: f"{100 * (1 - over(better) / over(worse)):.0f}"
+    rows = []
+    for nodes, programs in by_nodes(paper, "table7"):
+        for program, theirs in programs.items():
+            ours = [
+                saved((nodes, "loh-hb", program, protocol), (nodes, "eth100-1999", program, protocol))
+                for protocol in protocols
+            ]
+            rows.append([f"{program}, {nodes} nodes", *(f"{a} / {b}" for a, b in zip(theirs, ours))])
+    yield table(["table 7, overhead saved, %: paper / here", *protocols], rows)
+    rows = []
+    for nodes, programs in by_nodes(paper, "table8"):
+        for program, theirs in programs.items():
+            ours = saved((nodes, "eth100-1999", program, "aurc"), (nodes, "eth100-1999", program, "hlrc"))
+            rows.append([f"{program}, {nodes} nodes", str(theirs), ours])
+    yield table(["table 8, AURC saves of HLRC's, %", "paper", "here"], rows)
+
+
+def by_nodes(paper, name):
+    """The paper's rows of a table for two nodes, and for four."""
+    return [(nodes, paper[f"nodes{nodes}"][name]) for nodes in (2, 4) if f"nodes{nodes}" in paper]
+
+
+def where_time_goes(part, _paper):
+    """Shares of a rank's time."""
+    runs = dict.fromkeys(
+        (one["parameters"]["program"], one["parameters"]["protocol"]) for one in pick(part, experiment="time")
+    )
+    rows = []
+    for program, protocol in runs:
+        of = [
+            only(part, program=program, protocol=protocol, category=category)["median"]
+            for category in CATEGORIES
+        ]
+        rows.append([program, protocol, short(1e3 * sum(of)), *(f"{100 * one / sum(of):.0f}" for one in of)])
+    yield table(["program", "", "ms", *(f"{one}, %" for one in CATEGORIES)], rows)
+
+
+def locks(part, paper):
+    """S5's ratios."""
+    rows = []
+    low, high = paper["old_new"]
+    for old in pick(part, what="old"):
+        where = {key: old["parameters"][key] for key in ("over", "way")}
+        new = only(part, **where, what="new")
+        name = f"1 lock over {where['over']}, {where['way']}: old / new scheme"
+        rows.append([name, f"{low} to {high}", short(old["median"] / new["median"])])
+    for one in pick(part, protocol="ibec"):
+        where = {key: one["parameters"][key] for key in ("managers", "way", "what")}
+        ours, theirs = paper[f"{where['what']}_{'one' if 'one' in where['managers'] else 'spread'}"]
+        name = f"8 locks, {where['managers']}, {where['way']}: {where['what']} of ibec / lrc"
+        other = only(part, **where, protocol="lrc")
+        rows.append([name, short(ours / theirs), short(one["median"] / other["median"])])
+    for faults in pick(part, what="faults"):
+        way = faults["parameters"]["of"]
+        waiting = only(part, of=way, what="waiting")
+        theirs = paper["faults_percent"]["plain" not in way]
+        share = 100 * faults["median"] / waiting["median"]
+        rows.append([f"{way}: write faults, % of what is waited for", f"{theirs} (all faults)", short(share)])
+    yield table(["", "paper", "here"], rows)
+
+
+TABLES = {
+    "pages": pages,
+    "clients": clients,
+    "servers": servers,
+    "allocation": allocation,
+    "sends": sends,
+    "ahead": ahead,
+    "heads": plain,
+    "gather": gather,
+    "layouts": layouts,
+    "applications": plain,
+    "payload": payload,
+    "payload-link": payload,
+    "speedups": speedups,
+    "time": where_time_goes,
+    "locks": locks,
+}
+
+# --- Plots --------------------------------------------------------------------------------------------------
+
+
+def plot_pages(axes, part, paper):
+    for ahead, label in ((False, "as the paper"), (True, "reading ahead")):
+        found = [
+            one
+            for one in pick(part, experiment="pages")
+            if bool(one["parameters"]["prefetch_bytes"]) == ahead
+        ]
+        points = sorted((one["parameters"]["page_bytes"] / 1024, one["median"] * 1e3) for one in found)
+        axes.plot(*zip(*points), marker="o", label=f"here, {label}")
+    axes.axhline(paper["best_mb_s"], color="gray", linestyle=":", label="the paper's best")
+    axes.axvline(
+        paper["flat_from_kib"], color="gray", linestyle="--", label="the paper's is flat from here on"
+    )
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="page, KiB", ylabel="triad, MB/s", ylim=(0, None))
+
+
+def plot_clients(axes, part, _paper):
+    counts = sorted({one["parameters"]["clients"] for one in pick(part, experiment="clients")})
+    each = [only(part, clients=n, what="each")["median"] * 1e3 for n in counts]
+    axes.plot(counts, each, marker="o", label="here, each client")
+    axes.plot(
+        counts,
+        [each[0] / n for n in counts],
+        color="gray",
+        linestyle=":",
+        label="in proportion, as the paper's",
+    )
+    axes.set(xlabel="clients", ylabel="triad, MB/s", ylim=(0, None))
+
+
+def plot_payload(axes, part, paper):
+    for what in ("copy", "hit", "miss"):
+        points = sorted(
+            (one["parameters"]["payload"] / 1024, one["median"])
+            for one in pick(part, registrar="io_uring", what=what)
+        )
+        axes.plot(*zip(*points), marker="o", label=f"here, {what}")
+    axes.axvline(paper["crossover_kib"], color="gray", linestyle="--", label="the paper's crossover")
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="payload, KiB", ylabel="GB/s", ylim=(0, None))
+
+
+def plot_servers(axes, part, _paper):
+    for what in ("triad", "read in order"):
+        found = pick(part, experiment="servers", what=f"{what} / sum of the links")
+        axes.plot(
+            [one["parameters"]["servers"] for one in found],
+            [one["median"] for one in found],
+            marker="o",
+            label=what,
+        )
+    axes.axhline(1, color="gray", linestyle=":", label="sum of the links")
+    axes.set(xlabel="servers", ylabel="of the links' rate", ylim=(0, 1.1), xticks=range(1, 5))
+
+
+def plot_sends(axes, part, _paper):
+    for way in dict.fromkeys(one["parameters"]["way"] for one in pick(part, experiment="sends")):
+        found = pick(part, over="shared memory", way=way, what="whole")
+        axes.plot(
+            [one["parameters"]["bytes"] for one in found],
+            [one["median"] for one in found],
+            marker="o",
+            label=way,
+        )
+    axes.set(xlabel="bytes, with an envelope of 8", ylabel="one way, us, over shared memory", ylim=(0, None))
+
+
+PLOTS = {
+    "pages": plot_pages,
+    "clients": plot_clients,
+    "servers": plot_servers,
+    "sends": plot_sends,
+    "payload": plot_payload,
+    "payload-link": plot_payload,
+}
+
+
+def plots(data, said, folder):
+    """Draws what has a plot; without matplotlib, says so."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not here: no plots are made")
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "rampool"
+    from matplotlib import pyplot
+
+    for paper in said["paper"]:
+        for experiment in paper.get("experiment", []):
+            part = experiment["part"]
+            if experiment.get("table", part) not in PLOTS or part not in data:
+                continue
+            figure, axes = pyplot.subplots(figsize=(6, 3.5))
+            PLOTS[part](axes, data[part], experiment.get("paper", {}))
+            axes.set_title(experiment["title"], fontsize=10)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=8)
+            figure.tight_layout()
+            figure.savefig(folder / f"paper-{part}.svg", metadata={"Date": None})
+            pyplot.close(figure)
+
+
+# --- The page -----------------------------------------------------------------------------------------------
+
+INTRODUCTION = """rampool stands on five published systems. This page goes through them, paper by paper: each
+table and figure that can be measured here, with the paper's numbers, ours, and why they differ; then every
+other item, with what became of it. `make papers` measures all of it again and writes this page (about twenty
+minutes, as root; `make papers QUICK=--quick` takes small sizes, `make papers PARTS="payload locks"` some of
+it). The text is in `bench/papers.toml`, the samples are in `bench/data/papers.json`. What stands in
+parentheses behind a median are its quartiles."""
+
+
+def wrapped(text, **how):
+    return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False, **how)
+
+
+def measured(part):
+    """How an experiment was made."""
+    size = " (small sizes)" if part["quick"] else ""
+    return (
+        f"`rampool bench {part['options']}`{size}, {part['date']}; {part['machine']};"
+        f" load {part['load_before'].split()[0]} to {part['load_after'].split()[0]}."
+    )
+
+
+def experiment_text(experiment, data):
+    name = experiment["part"]
+    lines = [f"### {experiment['title']}", "", wrapped(experiment["about"]), ""]
+    if name not in data:
+        return [*lines, "Not measured yet.", ""]
+    for found in TABLES[experiment.get("table", name)](data[name], experiment.get("paper", {})):
+        lines += [*found, ""] if found else []
+    if experiment.get("table", name) in PLOTS:
+        lines += [f"![{experiment['title']}](pictures/paper-{name}.svg)", ""]
+    return [*lines, wrapped(f"*Why they differ.* {experiment['why']}"), "", wrapped(measured(data[name])), ""]
+
+
+def rows_text(rows, link):
+    found = []
+    for row in rows:
+        places = ", ".join(link(see) for see in row.get("see", []))
+        here = " ".join(row["here"].split())
+        found.append(
+            [row["item"], row["where"], row["state"], "; ".join(part for part in (here, places) if part)]
+        )
+    return [*table(["item", "in the paper", "state", "here"], found), ""]
+
+
+def page(said, data, link):
+    """The whole page."""
+    papers = said["paper"]
+    lines = ["# The papers, side by side", "", wrapped(INTRODUCTION), ""]
+    count = lambda paper, state: str(sum(row["state"] == state for row in paper["row"]))
+    lines += table(
+        ["items", *STATES], [[paper["title"], *(count(paper, state) for state in STATES)] for paper in papers]
+    )
+    lines.append("")
+    for paper in papers:
+        short_title = paper["title"].split(":")[0]
+        lines += [
+            f"## {paper['title']}",
+            "",
+            wrapped(f"*{paper['authors']}.* Measured there on {paper['machines']}."),
+            "",
+        ]
+        for experiment in paper.get("experiment", []):
+            lines += experiment_text(experiment, data)
+        lines += [f"### {short_title}, item by item", "", *rows_text(paper["row"], link)]
+    return "\n".join(lines).strip() + "\n"

@@ -1,0 +1,77 @@
+"""Tests of scripts/papers.py and its page: `python3 -m unittest discover scripts`."""
+
+import unittest
+
+import papers
+import papers_page
+
+
+def series(median, **parameters):
+    return {
+        "name": "a",
+        "unit": "",
+        "median": median,
+        "low": median,
+        "high": median,
+        "parameters": parameters,
+    }
+
+
+def part(*found):
+    return {
+        "series": list(found),
+        "quick": True,
+        "options": "x",
+        "date": "",
+        "machine": "",
+        "load_before": "1",
+    }
+
+
+class Rows(unittest.TestCase):
+    def wrong(self, **row):
+        row = {"item": "a", "where": "1", "here": "", **row}
+        return papers.gone({"paper": [{"row": [row]}]})
+
+    def test_a_place_that_is_there_is_no_complaint(self):
+        places = ["scripts/papers.py::rounded", "CONTRIBUTING.md::Commits", "README.md"]
+        self.assertEqual(self.wrong(state="full", see=places), [])
+
+    def test_what_is_gone_is_named(self):
+        self.assertIn("there is no scripts/x.py", self.wrong(state="full", see=["scripts/x.py"])[0])
+        self.assertIn("has no 'roundedd'", self.wrong(state="full", see=["scripts/papers.py::roundedd"])[0])
+        self.assertIn("has no 'Commit'", self.wrong(state="full", see=["CONTRIBUTING.md::Commit"])[0])
+
+    def test_full_needs_a_place_and_a_state_a_name(self):
+        self.assertIn("names no place", self.wrong(state="full")[0])
+        self.assertIn("no state is called 'done'", self.wrong(state="done")[0])
+
+
+class Tables(unittest.TestCase):
+    def test_a_way_is_faster_from_where_it_stays_faster(self):
+        self.assertEqual(papers_page.crossover([(1024, 1.1), (2048, 0.9), (4096, 1.2)]), "4 KiB")
+        self.assertEqual(papers_page.crossover([(1024, 1.1), (2048, 0.9)]), "no payload measured")
+
+    def test_what_a_network_saves_follows_from_the_speed_ups(self):
+        # S4's own numbers: FFT under SC goes from 0.14 to 0.18, and its table 7 says 23 %.
+        tables = {"table5": {"fft": [0.14]}, "table6": {"fft": [0.18]}, "table7": {"fft": [23]}}
+        paper = {"protocols": ["hlrc"], "nodes4": {**tables, "table8": {"fft": 11}}}
+        of = lambda speed_up, network, protocol: series(
+            speed_up, nodes=4, network=network, program="fft", protocol=protocol
+        )
+        found = part(
+            of(0.14, "eth100-1999", "hlrc"), of(0.18, "loh-hb", "hlrc"), of(0.15, "eth100-1999", "aurc")
+        )
+        *_, table7, table8 = papers_page.speedups(found, paper)
+        self.assertEqual(table7[-1], "| fft, 4 nodes | 23 / 23 |")
+        self.assertEqual(table8[-1], "| fft, 4 nodes | 11 | 7 |")
+
+
+class Samples(unittest.TestCase):
+    def test_five_digits_are_kept(self):
+        kept = papers.rounded(series(1.23456789) | {"samples": [0.000123456789]})
+        self.assertEqual((kept["median"], kept["samples"]), (1.2346, [0.00012346]))
+
+
+if __name__ == "__main__":
+    unittest.main()
