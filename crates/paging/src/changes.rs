@@ -239,12 +239,13 @@ fn trailing(changes: &[Change], told: Told) -> Vec<(usize, usize)> {
     for (number, change) in changes.iter().enumerate() {
         let Change::Unmap { start, end } = *change else { continue };
         let left = |of: usize| changes[of].leaves().filter(|_| matches!(changes[of], Change::Move { .. }));
-        let is_paired = |of: usize| pairs.iter().any(|(before, _)| *before == of);
+        let is_unpaired = |of: &usize| !pairs.iter().any(|(before, _)| before == of);
+        let is_same = |of: &usize| left(*of) == Some((start, end)) && is_unpaired(of);
         let mut before =
             (0..number).rev().filter(|of| left(*of).is_some_and(|left| overlap(left, (start, end))));
         let of = match told {
-            Told::Next => before.next().filter(|of| left(*of) == Some((start, end)) && !is_paired(*of)),
-            Told::Same => before.find(|of| left(*of) == Some((start, end)) && !is_paired(*of)),
+            Told::Next => before.next().filter(is_same),
+            Told::Same => before.find(is_same),
         };
         pairs.extend(of.map(|of| (of, number)));
     }
