@@ -32,12 +32,10 @@ pub fn whole_pages(start: usize, end: usize) -> (usize, usize) {
 /// # Errors
 /// When /proc cannot be read.
 pub fn candidates(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
-    let mut before = None;
-    read_maps(|vma| {
-        if is_candidate(vma, before.as_ref()) {
+    judged(|vma, _, is_candidate| {
+        if is_candidate {
             each(vma.start, vma.end);
         }
-        before = Some(*vma);
     })
 }
 
@@ -47,21 +45,27 @@ pub fn candidates(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
 /// # Errors
 /// When /proc cannot be read.
 pub fn candidates_with_gaps(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
-    let mut before: Option<Vma> = None;
     let mut range = None;
-    read_maps(|vma| {
-        if is_candidate(vma, before.as_ref()) {
-            let start = range.map_or(before.map_or(vma.start, |before| before.end), |(start, _)| start);
-            range = Some((start, vma.end));
+    judged(|vma, before, is_candidate| {
+        if is_candidate {
+            range.get_or_insert((before.map_or(vma.start, |before| before.end), 0)).1 = vma.end;
         } else if let Some((start, _)) = range.take() {
             each(start, vma.start);
         }
-        before = Some(*vma);
     })?;
     if let Some((start, end)) = range {
         each(start, end);
     }
     Ok(())
+}
+
+/// Calls `each` with every mapping, the one before, and whether it is to be taken over.
+fn judged(mut each: impl FnMut(&Vma, Option<&Vma>, bool)) -> std::io::Result<()> {
+    let mut before = None;
+    read_maps(|vma| {
+        let below = before.replace(*vma);
+        each(vma, below.as_ref(), is_candidate(vma, below.as_ref()));
+    })
 }
 
 fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
