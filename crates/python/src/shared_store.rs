@@ -111,13 +111,8 @@ impl SharedStore {
         Self::call(&slf, |store, direct| store.len(direct))
     }
 
-    /// `seconds`: as the store's own, for this call.
-    fn adopt(slf: Bound<'_, Self>, seconds: f64) -> PyResult<u64> {
-        let stale = stale(seconds)?;
-        Self::call(&slf, move |store, direct| {
-            store.set_stale(stale);
-            store.adopt(direct)
-        })
+    fn adopt(slf: Bound<'_, Self>) -> PyResult<u64> {
+        Self::call(&slf, |store, direct| store.adopt(direct))
     }
 
     fn close(&self, py: Python<'_>) {

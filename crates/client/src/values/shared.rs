@@ -224,13 +224,7 @@ impl SharedStore {
         })
     }
 
-    /// For how long a process must not be heard of from now on until its room is taken over.
-    pub fn set_stale(&mut self, stale: Duration) {
-        self.stale = stale;
-    }
-
     // --- words
-    // ----------------------------------------------------------------------------------------------
 
     fn contended<T>(&self) -> Result<T> {
         Err(SharedStoreError::Contended { name: self.name.clone() })
@@ -365,7 +359,6 @@ impl SharedStore {
     }
 
     // --- the mapping
-    // ----------------------------------------------------------------------------------------
 
     /// The value of a key; none if it has none.
     ///
@@ -463,9 +456,8 @@ impl SharedStore {
         // SAFETY: the caller's promise, until the end of this call, which is that of the operation.
         let pending = unsafe { start_put_parts(direct, region, slot * slot_bytes, parts) };
         let Err(error) = pending.and_then(|pending| direct.wait(pending)) else { return Ok(true) };
-        if is_gone(&error) && !self.is_owner(direct, number)? {
+        if is_gone(&error) && !self.keeps(direct, number)? {
             // Another process has taken it over and freed it.
-            self.own.remove(&number);
             self.open.remove(&number);
             return Ok(false);
         }
@@ -476,7 +468,6 @@ impl SharedStore {
     /// Makes a value that was written visible; false if its extent is no longer this process's.
     fn show(&mut self, direct: &mut Direct, key: &[u8], number: u64, slot: u64) -> Result<bool> {
         let word = self.new_word(Home::of(key, self.buckets).tag, number, slot);
-        let mut shown = false;
         for _ in 0..TRIES {
             let (found, empty) = self.find(direct, key)?;
             let (place, before) = match (found.first(), empty.first()) {
@@ -487,20 +478,21 @@ impl SharedStore {
                     return Err(SharedStoreError::IndexFull { name: self.name.clone() });
                 }
             };
-            if !self.is_owner(direct, number)? {
-                self.own.remove(&number);
+            if !self.keeps(direct, number)? {
                 return Ok(false);
             }
             if self.replace(direct, place, before, word)? {
                 self.let_go(before);
-                shown = true;
-                break;
+                return self.settle(direct, key, number);
             }
         }
-        if !shown {
-            self.let_go(word);
-            return self.contended();
-        }
+        self.let_go(word);
+        self.contended()
+    }
+
+    /// A value of this process was made visible: the only one of its key. False if it may be lost, because
+    /// its extent is no longer this process's.
+    fn settle(&mut self, direct: &mut Direct, key: &[u8], number: u64) -> Result<bool> {
         // Two processes may have put a new key into two places. The first is the key's.
         for Found { place, word, .. } in self.find(direct, key)?.0.into_iter().skip(1) {
             if self.replace(direct, place, word, Word::EMPTY)? {
@@ -508,11 +500,7 @@ impl SharedStore {
             }
         }
         // A process that takes an extent over says so first, and then moves what is visible.
-        if self.is_owner(direct, number)? {
-            return Ok(true);
-        }
-        self.own.remove(&number);
-        Ok(false)
+        self.keeps(direct, number)
     }
 
     /// Removes a key with its value; whether it had one.
@@ -559,10 +547,18 @@ impl SharedStore {
     }
 
     // --- extents
-    // --------------------------------------------------------------------------------------------
 
     fn is_owner(&self, direct: &mut Direct, number: u64) -> Result<bool> {
         Ok(direct.get_value::<u64>(self.head, Self::at(number, OWNER))? == self.me)
+    }
+
+    /// Whether an extent that was this process's still is; if another one has taken it over, it is let go of.
+    fn keeps(&mut self, direct: &mut Direct, number: u64) -> Result<bool> {
+        let keeps = self.is_owner(direct, number)?;
+        if !keeps {
+            self.own.remove(&number);
+        }
+        Ok(keeps)
     }
 
     /// A value is not visible any more: if its slot is this process's, it is free.
@@ -730,8 +726,7 @@ impl SharedStore {
             let is_written =
                 unsafe { self.write(direct, number, slot, &parts[..1 + usize::from(!content.is_empty())]) }?;
             // It may itself have been taken over meanwhile.
-            if !is_written || !self.is_owner(direct, number)? {
-                self.own.remove(&number);
+            if !is_written || !self.keeps(direct, number)? {
                 continue;
             }
             let home = Home::of(&key, self.buckets);
@@ -745,10 +740,9 @@ impl SharedStore {
                 self.let_go(moved);
                 return Ok(());
             }
-            if self.is_owner(direct, number)? {
+            if self.keeps(direct, number)? {
                 return Ok(());
             }
-            self.own.remove(&number);
             word = moved;
         }
         self.contended()

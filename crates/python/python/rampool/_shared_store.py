@@ -88,7 +88,7 @@ class SharedStore(MutableMapping[Key, Buffer]):
         Raises:
             rampool.NoRoom: there is none to move values to.
         """
-        return self._native.adopt(self._stale)
+        return self._native.adopt()
 
     def close(self) -> None:
         """Lets go of it; the values stay. Other processes take this one's room over when they need it."""
