@@ -19,9 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::buffers::Buffers;
 use crate::run::caretaker;
-
-/// How often a lost server is tried again.
-const KNOCK_EVERY: Duration = Duration::from_secs(1);
+use crate::run::redundancy::{KNOCK_EVERY, Knocks};
 
 /// What is to be done with bytes.
 pub enum Job {
@@ -96,7 +94,7 @@ pub struct Mover {
     turns: Turns,
     /// By their turns' numbers, which are the pool's tokens, too.
     operations: BTreeMap<u64, Operation>,
-    knocked: Instant,
+    knocks: Knocks,
     said_full: bool,
 }
 
@@ -113,7 +111,7 @@ impl Mover {
             buffers,
             turns: Turns::default(),
             operations: BTreeMap::new(),
-            knocked: Instant::now(),
+            knocks: Knocks::new(),
             said_full: false,
         };
         Ok((mover, way))
@@ -133,11 +131,8 @@ impl Mover {
                 rests = false;
                 self.happened(event);
             }
-            if self.pool.copies() > 1 && self.knocked.elapsed() >= KNOCK_EVERY {
-                self.knocked = Instant::now();
-                for server in self.pool.lost_servers().collect::<Vec<_>>() {
-                    self.pool.lease_anew(server);
-                }
+            if self.pool.copies() > 1 {
+                self.knocks.look(&mut self.pool);
             }
             if rests {
                 self.sleep();

@@ -11,13 +11,32 @@ use rampool_run::settings::Settings;
 use crate::{copies, rundir};
 
 /// How often a lost server is tried again.
-const KNOCK_EVERY: Duration = Duration::from_secs(1);
+pub const KNOCK_EVERY: Duration = Duration::from_secs(1);
 /// How often a run says how far it has got.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
+/// Tries servers again that are lost.
+pub struct Knocks(Instant);
+
+impl Knocks {
+    pub fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Call this about as often as [`KNOCK_EVERY`], or more often.
+    pub fn look(&mut self, pool: &mut Pool) {
+        if self.0.elapsed() >= KNOCK_EVERY {
+            self.0 = Instant::now();
+            for server in pool.lost_servers().collect::<Vec<_>>() {
+                pool.lease_anew(server);
+            }
+        }
+    }
+}
+
 pub struct Redundancy {
     settings: Settings,
-    knocked: Instant,
+    knocks: Knocks,
     silent: Vec<bool>,
     /// Servers of which was said that they have no room.
     full: Vec<String>,
@@ -30,7 +49,7 @@ impl Redundancy {
         let silent = vec![false; settings.ticket.servers().count()];
         Self {
             settings,
-            knocked: Instant::now(),
+            knocks: Knocks::new(),
             silent,
             full: Vec::new(),
             misses: false,
@@ -57,12 +76,7 @@ impl Redundancy {
         self.tell_silent(pool, &processes);
         self.tell_whole(pool, &processes);
         self.tell_full(pool);
-        if self.knocked.elapsed() >= KNOCK_EVERY {
-            self.knocked = Instant::now();
-            for server in pool.lost_servers().collect::<Vec<_>>() {
-                pool.lease_anew(server);
-            }
-        }
+        self.knocks.look(pool);
     }
 
     /// Processes that begin now do not wait for servers that do not answer others.
