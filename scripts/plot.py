@@ -328,7 +328,6 @@ def predict_table(data):
     return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, head)
 
 
-
 def world_table(data):
     """The world's programs at a half and a quarter of their peak, and those that were left out."""
     runs = {}

@@ -100,7 +100,6 @@ fn messages_arrive_in_order_with_bodies_of_any_length() {
     all_gone(&list);
 }
 
-/// What lies in the pool is joined with its head by its receiver, and never passes through the sender.
 #[test]
 fn messages_are_matched_by_source_and_tag_and_others_keep_their_order() {
     let server = serve(96 * MIB);
@@ -194,6 +193,7 @@ fn bodies_up_to_a_length_come_with_their_heads() {
     assert_eq!(receiver.body(&mut message, WATCHDOG).unwrap(), bytes(8, 5001));
 }
 
+/// What lies in the pool is joined with its head by its receiver, and never passes through the sender.
 #[test]
 fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let servers = [serve(96 * MIB), serve(96 * MIB)];
