@@ -28,7 +28,7 @@ deb: build ## build Debian packages of the command, the server, the C library an
 image: build ## build an image for containers with nothing but rampool in it, target/rampool-image.tar
 	@TARGET=$(TARGET) python3 scripts/image.py
 
-test: ## run everything: formatting, lints, tests, real programs, failures (about 15 minutes on 2 cores, the first time)
+test: ## run everything: formatting, lints, tests, real programs, failures (about 25 minutes on 2 cores, the first time)
 	@scripts/setup.sh test
 	@python3 scripts/test.py
 

@@ -34,14 +34,15 @@ STEPS = {
     "build": [sys.executable, "tests/python/run.py", "--build"],
     "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
     "installed": [sys.executable, "tests/install/run.py", "--reduced"],
-    "failures": [sys.executable, "tests/failures/run.py", "--reduced"],
+    "failures": [sys.executable, "tests/failures/run.py", "--reduced", "--lane", "computing"],
+    "waiting": [sys.executable, "tests/failures/run.py", "--reduced", "--lane", "waiting"],
     "block": [sys.executable, "tests/block/run.py", "--reduced"],
     "files": [sys.executable, "tests/files/run.py", "--reduced"],
     "programs": [sys.executable, "tests/programs/run.py", "--reduced"],
     "python": [sys.executable, "tests/python/run.py", "--brief"],
 }
 # Beside "unit", one after another.
-BESIDE = ["installed", "block", "files", "python"]
+BESIDE = ["installed", "block", "files", "python", "waiting"]
 # No step may hang: a watchdog ends it. Far above what they take, so that no slow machine fails for it.
 LIMIT_S = 3600
 

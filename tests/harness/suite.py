@@ -19,11 +19,15 @@ class Suite:
         self.always = always
         self.name, self.tests = name, []
 
-    def test(self, *, reduced=True):
-        """Registers a function of (world, scale). With reduced=False it only runs at full size."""
+    def test(self, *, reduced=True, waits=False):
+        """Registers a function of (world, scale). With reduced=False it only runs at full size.
+
+        One that `waits` waits more than it computes, and may run beside whatever else: `--lane waiting`.
+        """
 
         def register(function):
-            self.tests.append((function.__name__.replace("_", "-"), function, reduced))
+            lane = "waiting" if waits else "computing"
+            self.tests.append((function.__name__.replace("_", "-"), function, reduced, lane))
             return function
 
         return register
@@ -31,6 +35,8 @@ class Suite:
     def main(self):
         parser = argparse.ArgumentParser(description=self.name)
         parser.add_argument("--reduced", action="store_true", help="small sizes, for `make test`")
+        lanes = "only those that wait more than they compute, or only the others"
+        parser.add_argument("--lane", choices=["waiting", "computing"], help=lanes)
         parser.add_argument("--only", action="append", default=[], help="tests whose name contains this; repeatable")
         parser.add_argument("--seed", type=int, default=None, help="seed of everything random (printed by every run)")
         parser.add_argument("--repeat", type=int, default=1)
@@ -38,17 +44,17 @@ class Suite:
         parser.add_argument("--list", action="store_true")
         args = parser.parse_args()
         if args.list:
-            print("\n".join(name for name, _, _ in self.tests))
+            print("\n".join(name for name, *_ in self.tests))
             return 0
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(4), "little")
         print(f"{self.name}: seed {seed} (repeat with --seed {seed})", flush=True)
         procs.adopt_orphans()
         ran, failed, started = 0, {}, time.monotonic()
         for round_ in range(args.repeat):
-            for name, function, reduced in self.tests:
+            for name, function, reduced, lane in self.tests:
                 if args.only and not any(part in name for part in args.only):
                     continue
-                if args.reduced and not reduced:
+                if args.reduced and not reduced or args.lane not in (None, lane):
                     continue
                 ran += 1
                 began = time.monotonic()
