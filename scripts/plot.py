@@ -66,32 +66,46 @@ PAPER_GB = 0.035
 PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
 PAPER_LINE_RATE_GB = 0.125
 
+# How far a quartile is from the median, as a share of it, where it is shown.
+WIDE = 0.25
 # What the tables show of a sweep whose plot has all of it.
 PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 64, 2048), (1, 2, 4, 7), (1, 64, 1024, 4096)
-SWEPT = ("pages", "clients", "time", "predict", "payload", "world")
+SWEPT = ("share", "pages", "clients", "time", "predict", "payload", "world")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
 LEFT_OUT = re.compile(
     r"\d+ faults counted|(scan|store|halo|ledger.*|service): \d|in-thread|floor: |of as much memory: |busy: |"
     r"plain TCP stream: |(GNU sort: )?least: |.*: (hits|misses) are faster|a queue is at|rampool: one|"
-    r"every byte|.*: raw round trips of \[|a link is its rate|two ranks; recorded|content is random|"
-    r"every example checks|nothing is pinned;|one thread has the sender's|a timed pass reads"
+    r"every (byte|process)|.*: raw round trips of \[|a link is its rate|two ranks; recorded|where one thread|"
+    r"content is random|every example checks|nothing is pinned;|one thread has the sender's|a timed pass|"
+    r"the best of these|TCP, one connection|each program natively|private store; local|floor of a remote|"
+    r"two servers over loopback TCP on this|stalls, reads and refills|local memory: 25|times are the median|"
+    r"\d+ bytes travelled|.*: .*peak \d+ MiB, local"
 )
+# What stands in some of them and is said once for all.
+PINNED = "; the program and its pager run on one CPU, the server process on CPU 1"
 
 # Figures that follow from others on the page: what a ratio is to, mostly.
 FOLLOWS = {
-    "fault": r".*raw .*p99",
-    "fifo": r"(64 B through|half a raw round trip of) .*",
-    "sequential": r".*: share that .*",
-    "stream": r".*, local arrays",
+    "fault": r".*raw .*p99|(?!.* / ).*(raw|floor).*",
+    "fifo": r"(64 B through|half a raw round trip of) .*|head (with|while) .*|messages .*, 8 .*: redis .*",
+    "fit": r".*: under rampool",
+    "programs": r".*: (rampool|kernel swap on zram|least)",
+    "sequential": r".*: share that .*|(?!.* / )(.*least.*|(plain|unpaced) TCP stream)",
+    "miss": r".*(private store|Unix socket|TCP): a miss.*",
+    "redundancy": r"a reader.*, one of three servers is [a-z]+|a read, p50, one .*|.*plain stores to it"
+    r"|.*a read, p99, while it .*|a miss, two copies, .*|(?!.* / ).*: (one copy|two copies)",
+    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*`rampool run`.*"
+    r"|.*, to disk|PyTorch step, (save_on_cpu.*|offload: peak)",
     "server": r".*: load generator.*",
     "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|strided ).*"
-    r"|8 faces of[^/]*|column .*|get and put.*|random gather.*",
-    "tenants": r"p99 .*, now against before",
+    r"|8 faces of[^/]*|column .*|get and put.*|random gather.*|same host: .*socket / shared memory",
+    "tenants": r"p99 .*, now against before|(before: )?victim's .*, next to .*|scans .* 64 connections"
+    r"|4 KiB reads, before|the slowest of a round",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
     "openmpi": r".*, OpenMPI",
     "world": r".* local: rampool / native",
-    "shared": r"(raw|floor|plain messages|plain TCP) .*",
+    "shared": r"(raw|floor|plain messages|plain TCP|256 MiB|barrier after) .*|.*: by two ranks|diff of [^.]*",
 }
 
 # The plots of the page, each under the figures of the last file it needs.
@@ -135,10 +149,10 @@ def short_for_reach(value, reach):
 
 
 def spread(one, reach=None):
-    """The quartiles, where they lie more than a tenth from the median, or on either side of a reach."""
+    """The quartiles, where they lie far from the median, or on either side of a reach."""
     middle = one["median"] if "median" in one else one["value"]
     bound = float(reach.split()[1]) if reach else None
-    wide = max(middle - one["low"], one["high"] - middle) > abs(middle) / 10
+    wide = max(middle - one["low"], one["high"] - middle) > abs(middle) * WIDE
     if not wide and not (bound is not None and one["low"] < bound < one["high"]):
         return ""
     return f" ({short(one['low'])}–{short(one['high'])})"
@@ -161,8 +175,14 @@ def series_cell(one):
 GRIDS = {
     "fault": [[r"(?P<column>.*): (?P<row>.*)"]],
     "sequential": [[r"(?P<column>.*(copied|moved in)): (?P<row>.*)"]],
-    "stream": [[r"(?P<column>copy|scale|add|triad)(: |, )(?P<row>.*)"]],
-    "direct": [[r"same host: (?P<row>(get|put) of .*), (?P<column>shared memory|Unix socket)(, p50)?"]],
+    "direct": [
+        [r"(?P<row>get of \d+ (B|KiB)) (?P<column>/ .*)"],
+        [r"(?P<row>... of 1 MiB) (?P<column>/ .*)", r"(?P<row>... of 1 MiB), (?P<column>four under way)"],
+        [
+            r"(?P<row>same host: (get|put) of .*) (?P<column>/ .*)",
+            r"(?P<row>same host: (get|put) of .*), (?P<column>shared memory|Unix socket)(, p50)?",
+        ],
+    ],
     "fit": [[r"(?P<row>.*): (?P<column>.*)"]],
     "programs": [[r"(?P<row>.*): (?P<column>.*)"]],
     "miss": [
@@ -172,25 +192,31 @@ GRIDS = {
             r"(?P<row>\w+), (?P<column>.*)(?P<more>: busy / quiet, wall)",
         ]
     ],
+    "redundancy": [
+        [r"(?P<row>a reader's longest stall), one of three servers is (?P<column>\w+)(?P<more>, ms)"],
+        [r"(?P<column>loopback|1 Gbit/s): (?P<row>.*)"],
+        [r"(?P<row>a miss), (?P<column>wall|CPU): (?P<more> two copies / one copy)"],
+        [r"(?P<row>.*(MiB|GiB|kB)): (?P<column>.*)"],
+    ],
+    "python": [[r"(?P<column>same host|loopback TCP|1 Gbit/s): (?P<row>.*?)(, p50)?"]],
     "server": [[r"(?P<row>[^:]*): (?P<column>reads|reads, p50|.* CPU time an operation)"]],
-    "openmpi": [[r"(?P<column>TCP|same host): (?P<row>.*)"]],
+    "openmpi": [[r"(?P<column>TCP|same host): (?P<row>.*?)(: OpenMPI / rampool)?"]],
     "register": [
         [r"4096 KiB, (?P<row>.*), (?P<column>.*)"],
         [r"(?P<column>look-up|look-up and release) (?P<row>among \d+)"],
     ],
-    "tenants": [
-        [
-            r"(?P<column>before: )?(?P<row>p99 .*, against alone)",
-        ],
-        [r"(?P<column>before: )?victim's 4 KiB get, (?P<row>p99, .*)"],
-    ],
-    "fifo": [[r"messages a second, 8 senders, (?P<column>one by one|in groups): (?P<row>.*)"]],
+    "tenants": [[r"(?P<column>before: )?(?P<row>p99 .*, against alone)"]],
+    "fifo": [[r"messages a second, (?P<column>one by one|in groups): (?P<row>.*)"]],
     "shared": [
-        [r"(?P<row>(ArgoDSM's .* / )?barrier after .* dirty pages) by (?P<column>.*)"],
-        [r"(?P<row>SOR.*): (?P<column>sequentially|by two ranks)"],
+        [r"(?P<row>ArgoDSM's .* / barrier after .* dirty pages) by (?P<column>.*)"],
         [r"(?P<row>.*?)(?P<column>, shared memory)(?P<more> / .*)?(: p50)?", r"(?P<row>.*?)(: p50)?"],
     ],
     "predict": [[r"(?P<column>.*bit/s): (?P<row>.*)"]],
+}
+# What stands in the corner of the tables, where it is more than that they are figures.
+CORNERS = {
+    "miss": "/ kernel swap, and what that takes",
+    "openmpi": "OpenMPI / rampool; rampool",
 }
 # What the column without a name says.
 UNNAMED = {"shared": "over TCP", "tenants": "now"}
@@ -222,67 +248,118 @@ def grid(rows, columns, cells, head, unnamed=""):
     return made + [line(row, (cells.get((row, column), "") for column in columns)) for row in rows]
 
 
-def figure_tables(items, grids, cell, head, unnamed):
-    """Tables of figures: one of those that stand alone, and those whose figures share rows."""
-    alone, tables = {}, {}
-    places = [placed(one["name"], grids) for one in items]
-    for one, place in zip(items, places):
-        if place is None or lonely(place, places):
-            alone.setdefault(one["name"], []).append(cell(one))
+def stem(name):
+    """What a figure is of: `get of 8 B` of `get of 8 B / raw round trip`, and of `get of 8 B, p50`."""
+    return re.sub(r" / [^,:(]*(\([^)]*\))?|(, |: )p50$", "", name)
+
+
+def joined(ratios, series):
+    """(name, cell) of each figure. What was measured stands behind the first ratio of it."""
+    cells, first = [], {}
+    for one in ratios:
+        if " / " in one["name"]:
+            for of in (stem(one["name"]), one["name"].split(" / ")[0]):
+                first.setdefault(of, len(cells))
+        cells.append((one["name"], [ratio_cell(one)]))
+    for one in series:
+        at = first.get(stem(one["name"]))
+        if at is None:
+            cells.append((one["name"], [series_cell(one)]))
         else:
-            tables.setdefault(place[0], {})[place[1:]] = cell(one)
+            cells[at][1].append(series_cell(one))
+    return [(name, "; ".join(several)) for name, several in cells]
+
+
+def figure_tables(items, grids, head, unnamed):
+    """Tables of (name, cell): one of those that stand alone, and those whose figures share rows."""
+    alone, tables = {}, {}
+    places = [placed(name, grids) for name, _ in items]
+    for (name, cell), place in zip(items, places):
+        if place is None or lonely(place, places):
+            alone.setdefault(name, []).append(cell)
+        else:
+            tables.setdefault(place[0], {}).setdefault(place[1:], []).append(cell)
     made = []
     if alone:
         rows = [f"| {name} | {', '.join(several)} |" for name, several in alone.items()]
-        made.append([f"| {head} | {'ratio' if head == 'figure' else 'median'} |", "|---|---|", *rows])
-    for cells in tables.values():
+        made.append([f"| {head} | |", "|---|---|", *rows])
+    for found in tables.values():
+        cells = {place: "; ".join(several) for place, several in found.items()}
         rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
         made.append(grid(rows, columns, cells, head, unnamed))
     return made
 
 
-def pages_table(data):
-    sweep = [s for s in data["series"] if s["parameters"].get("experiment") == "pages"]
-    ahead = sorted({s["parameters"]["prefetch_bytes"] for s in sweep})
-    if not sweep:
-        return []
-    heads = ["no prefetch" if a == 0 else f"prefetch {a >> 20} MiB" for a in ahead]
+def link_of(data):
+    """The link that a file of STREAM was measured over."""
+    return next(one["parameters"]["link"] for one in data["series"] if "link" in one["parameters"])
+
+
+def of_experiment(data, experiment):
+    return [one for one in data["series"] if one["parameters"].get("experiment") == experiment]
+
+
+def half_local_table(files):
+    """STREAM with half of its arrays local, and what the links are good for."""
+    cells, kernels = {}, ["copy", "scale", "add", "triad"]
+    for data in files:
+        link, ratios = link_of(data), {ratio["name"]: ratio for ratio in data["ratios"]}
+        plain = next(one for one in data["series"] if one["parameters"]["what"] == "raw")
+        cells[link, "plain TCP stream"] = series_cell(plain)
+        for name, ratio in ratios.items():
+            kernel = name.split(":")[0]
+            cells[link, kernel if kernel in kernels else "best triad / line rate"] = ratio_cell(ratio)
+    columns = [*kernels, "best triad / line rate", "plain TCP stream"]
+    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "half local / all local")
+
+
+def pages_table(files):
+    """STREAM's triad against the page size, all remote. The plot has every size."""
     cells = {}
-    for one in sweep:
-        kib, remote = one["parameters"]["page_bytes"] >> 10, one["parameters"]["remote_share"] * 100
-        if kib in PAGE_SIZES_KIB:
+    for data in files:
+        for one in of_experiment(data, "pages"):
+            by = one["parameters"]
+            kib, remote = by["page_bytes"] >> 10, by["remote_share"] * 100
+            if kib not in PAGE_SIZES_KIB:
+                continue
+            ahead = f"prefetch {by['prefetch_bytes'] >> 20} MiB" if by["prefetch_bytes"] else "no prefetch"
             share = f" ({remote:.0f} % remote)" if remote < 99 else ""
-            column = heads[ahead.index(one["parameters"]["prefetch_bytes"])]
-            cells[f"{kib} KiB", column] = short(one["median"]) + share
-    return grid([f"{kib} KiB" for kib in PAGE_SIZES_KIB], heads, cells, "page size; triad, GB/s")
+            cells[f"{by['link']}, {ahead}", f"{kib} KiB"] = short(one["median"]) + share
+    rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
+    return grid(rows, columns, cells, "triad, GB/s") if cells else []
 
 
-def paper_line(data):
+def paper_line(files):
     """What the paper reports for the same experiment, next to the best of ours over the same link."""
-    sweep = [s for s in data["series"] if s["parameters"].get("experiment") == "pages"]
-    if not sweep or sweep[0]["parameters"].get("link") != "1 Gbit/s":
+    sweep = [one for data in files for one in of_experiment(data, "pages")]
+    best = [
+        one["median"] * min(one["parameters"]["remote_share"], 1)
+        for one in sweep
+        if one["parameters"]["link"] == "1 Gbit/s"
+    ]
+    if not best:
         return []
-    best = max(s["median"] * min(s["parameters"]["remote_share"], 1) for s in sweep)
     paper = f"{PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s)"
-    share = best / PAPER_LINE_RATE_GB * 100
-    ours = f"{short(best)} GB/s ({share:.0f} %, {best / PAPER_GB:.1f} times as much)"
+    share = max(best) / PAPER_LINE_RATE_GB * 100
+    ours = f"{short(max(best))} GB/s ({share:.0f} %, {max(best) / PAPER_GB:.1f} times as much)"
     text = f"The paper's best is {paper}; the best here, by what came over the wire, is {ours}."
     return textwrap.wrap(text, 110)
 
 
-def clients_table(data):
-    runs = [s for s in data["series"] if s["parameters"].get("experiment") == "clients"]
-    if not runs:
-        return []
-    by = {(s["parameters"]["what"], s["parameters"]["clients"]): s["median"] for s in runs}
-    counts = sorted({count for _, count in by if count in CLIENTS})
+def clients_table(files):
+    """What each of several clients gets, and how much of what one gets alone."""
     cells = {}
-    for count in counts:
-        cells["each, GB/s", str(count)] = short(by["each", count])
-        cells["together, GB/s", str(count)] = short(by["together", count])
-        share = by["each", count] / by["each", 1]
-        cells["each / one alone (the paper's: 1 / clients)", str(count)] = short(share)
-    return grid(dict.fromkeys(row for row, _ in cells), [str(count) for count in counts], cells, "clients")
+    for data in files:
+        each = {
+            one["parameters"]["clients"]: one["median"]
+            for one in of_experiment(data, "clients")
+            if one["parameters"]["what"] == "each"
+        }
+        for count in sorted(set(each) & set(CLIENTS)):
+            share = f" ({short(each[count] / each[1])})" if count > 1 else ""
+            cells[link_of(data), str(count)] = short(each[count]) + share
+    rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
+    return grid(rows, columns, cells, "each of N clients, GB/s (of one alone)") if cells else []
 
 
 CATEGORIES = ["computing", "requests", "read fault", "write fault", "lock", "unlock", "barrier", "other"]
@@ -300,16 +377,15 @@ def time_runs(data):
 
 
 def time_table(data):
-    """What each program takes, how much of it is computing, and its messages. The plot has all categories."""
+    """What each program takes, and its messages. The plot has what it does meanwhile."""
     runs = time_runs(data)
     if not runs:
         return []
     cells = {}
     for (program, protocol), by in runs.items():
         total, sent = sum(one["median"] for one in by.values()), by["computing"]["parameters"]
-        computing = by["computing"]["median"] / total * 100
-        cells[program, protocol] = f"{short(total * 1e3)}, {computing:.0f}%, {sent['messages']}"
-    return grid(dict.fromkeys(program for program, _ in runs), PROTOCOLS, cells, "ms, computing, messages")
+        cells[program, protocol] = f"{short(total * 1e3)}, {sent['messages']}"
+    return grid(dict.fromkeys(program for program, _ in runs), PROTOCOLS, cells, "ms, messages")
 
 
 def predict_table(data):
@@ -322,9 +398,8 @@ def predict_table(data):
             found.setdefault(key, {})[by["what"]] = one["median"]
     if not found:
         return []
-    error = lambda by, what: f"{(by[what] / by['measured'] - 1) * 100:+.0f}%"
-    cell = lambda by: f"{short(by['measured'])}: {error(by, 'replayed')} ({error(by, 'additive')})"
-    cells, head = {key: cell(by) for key, by in found.items()}, "measured ms: error of the replay (additive)"
+    cell = lambda by: f"{short(by['measured'])}: {(by['replayed'] / by['measured'] - 1) * 100:+.0f}%"
+    cells, head = {key: cell(by) for key, by in found.items()}, "measured ms: error of the replay"
     return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, head)
 
 
@@ -340,25 +415,30 @@ def world_table(data):
         native = by["native"]
         said = native["parameters"]
         cells[program, "native"] = f"{short(native['median'])} s, {short(said['peak_mib'])} MiB"
+        remarks = [f"**{said['wrong']}**"] if said["wrong"] else []
+        remarks += [said["stays"]] if said["stays"] else []
         for what in ("50%", "25%"):
             if what in by:
                 reach = reaches.get(f"{program}, {what} local: rampool / native")
-                cells[program, what], cells[program, f"held, {what}"] = world_cells(native, by[what], reach)
-        cells[program, "bounds"] = ", ".join(map(str, said["bound"]))
-        same = f"same; {said['stays']}" if said["stays"] else "same"
-        cells[program, "answers"] = f"**{said['wrong']}**" if said["wrong"] else same
-    cells |= {(program, "answers"): why for program, why in data.get("left_out", {}).items()}
-    columns = ["native", "50%", "held, 50%", "25%", "held, 25%", "bounds", "answers"]
+                cells[program, what] = world_cell(native, by[what], reach)
+                remarks += held_too_much(by[what]["parameters"], what)
+        cells[program, "remarks"] = "; ".join(remarks)
+    cells |= {(program, "remarks"): why for program, why in data.get("left_out", {}).items()}
+    columns = ["native", "50%", "25%", "remarks"]
     return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU") if cells else []
 
 
-def world_cells(native, paged, reach):
-    """How many times its native time and processor time a program took, and what it held of its budget."""
-    said, cpu = paged["parameters"], sum(native["parameters"]["cpu_s"])
+def held_too_much(said, what):
+    """A remark on a program that held more than a tenth above its budget."""
+    held, local = said["lasting_mib"], said["local_mib"]
+    return [f"held {short(held)} of {short(local)} MiB at {what}"] if held > local * 1.1 else []
+
+
+def world_cell(native, paged, reach):
+    """How many times its native time and processor time a program took."""
+    cpu = sum(native["parameters"]["cpu_s"])
     times = ratio_cell(reach) if reach else short(paged["median"] / native["median"])
-    if cpu > 0.1:
-        times += f", {short(sum(said['cpu_s']) / cpu)}"
-    return times, f"{short(said['lasting_mib'])} of {short(said['local_mib'])}"
+    return times + f", {short(sum(paged['parameters']['cpu_s']) / cpu)}" if cpu > 0.1 else times
 
 
 def register_runs(data):
@@ -394,31 +474,34 @@ def conditions(data):
     return f"{processor(data)}, load {load}{samples}{old}."
 
 
-def figures(data, said, name):
-    """The figures of one file. `said`: notes that stand above, which this one adds its own to."""
-    kind = name.partition("-")[0]
-    grids = GRIDS.get(name, GRIDS.get(kind, []))
-    follows = re.compile(FOLLOWS.get(name, FOLLOWS.get(kind, r"(?!)")))
-    lines = [conditions(data), ""]
-    plain = [s for s in data["series"] if s["parameters"].get("experiment") not in SWEPT]
-    unnamed = UNNAMED.get(name, "")
-    plain = [one for one in plain if not follows.fullmatch(one["name"])]
-    ratios = [one for one in data["ratios"] if not follows.fullmatch(one["name"])]
-    tables = figure_tables(ratios, grids, ratio_cell, "figure", unnamed)
-    tables += figure_tables(plain, grids, series_cell, "measured", unnamed)
-    swept = (pages_table, paper_line, clients_table, time_table, predict_table, payload_table)
-    swept += (world_table,)
-    for table in (*tables, *(make(data) for make in swept)):
+def figures(files, said):
+    """The figures of the files that share a place on the page, by name. `said`: notes that stand above."""
+    name, data = next(iter(files.items()))
+    grids, follows = GRIDS.get(name, []), re.compile(FOLLOWS.get(name, r"(?!)"))
+    made, streams = [], list(files.values()) if name.startswith("stream") else []
+    if not streams:
+        plain = [s for s in data["series"] if s["parameters"].get("experiment") not in SWEPT]
+        own = lambda kind: [one for one in kind if not follows.fullmatch(one["name"])]
+        head, unnamed = CORNERS.get(name, "figure"), UNNAMED.get(name, "")
+        made = figure_tables(joined(own(data["ratios"]), own(plain)), grids, head, unnamed)
+        made += [make(data) for make in (time_table, predict_table, payload_table, world_table)]
+    else:
+        made = [make(streams) for make in (half_local_table, pages_table, paper_line, clients_table)]
+    # The links of STREAM were measured one after another.
+    made_so = [f"{link_of(one)}: {conditions(one)}" for one in streams] or [conditions(data)]
+    lines = [*textwrap.wrap(" ".join(made_so), 110), ""]
+    for table in made:
         lines += [*table, ""] if table else []
-    for note in data["notes"]:
+    for note in (note for one in files.values() for note in one["notes"]):
         if note not in said and not LEFT_OUT.match(note):
             said.add(note)
             keep = {"break_long_words": False, "break_on_hyphens": False}
+            note = note.replace(PINNED, "")
             lines += textwrap.wrap(note, 110, initial_indent="* ", subsequent_indent="  ", **keep)
     return "\n".join(lines).strip()
 
 
-TABLES = re.compile(r"<!-- figures: ([\w-]+) -->.*?<!-- end -->", re.S)
+TABLES = re.compile(r"<!-- figures: ([\w -]+?) -->.*?<!-- end -->", re.S)
 SUMMARY = re.compile(r"<!-- summary -->.*?<!-- end -->", re.S)
 SELECTION = re.compile(r"<!-- selected -->.*?<!-- end -->", re.S)
 
@@ -428,7 +511,7 @@ def headings_above_tables(page):
     above, nearest = {}, ""
     for line in without_code(page):
         nearest = heading(line) or nearest
-        if marker := re.match(r"<!-- figures: ([\w-]+) -->", line):
+        if marker := re.match(r"<!-- figures: ([\w -]+?) -->", line):
             above[marker.group(1)] = nearest
     return above
 
@@ -443,7 +526,8 @@ def summary(page, found):
     """How many of the figures that have a reach are within it, section by section."""
     rows, all_met, all_missed = [], 0, 0
     for name, title in headings_above_tables(page).items():
-        met = [ratio["met"] for ratio in found.get(name, {"ratios": []})["ratios"] if ratio["reach"]]
+        ratios = [one for part in name.split() for one in found.get(part, {"ratios": []})["ratios"]]
+        met = [ratio["met"] for ratio in ratios if ratio["reach"]]
         if not met:
             continue
         missed = met.count(False)
@@ -522,12 +606,15 @@ def filled(page, found):
     said = set()
 
     def fill(match):
-        name = match.group(1)
-        if name not in found:
+        names = match.group(1)
+        files = {name: found[name] for name in names.split() if name in found}
+        if not files:
             return match.group(0)
-        plots = [(os.path.relpath(picture(plot), PAGE.parent), title) for plot, title in PLOTS_UNDER.get(name, []) if picture(plot).exists()]
-        pictures = "".join(f"![{title}]({path})\n\n" for path, title in plots)
-        return f"<!-- figures: {name} -->\n\n{figures(found[name], said, name)}\n\n{pictures}<!-- end -->"
+        plots = [plot for name in files for plot in PLOTS_UNDER.get(name, []) if picture(plot[0]).exists()]
+        pictures = "".join(
+            f"![{title}]({os.path.relpath(picture(plot), PAGE.parent)})\n\n" for plot, title in plots
+        )
+        return f"<!-- figures: {names} -->\n\n{figures(files, said)}\n\n{pictures}<!-- end -->"
 
     page = TABLES.sub(fill, page)
     return SUMMARY.sub(lambda _: f"<!-- summary -->\n\n{summary(page, found)}\n\n<!-- end -->", page)
@@ -536,7 +623,7 @@ def filled(page, found):
 def differences(found):
     """Where the pages differ from the measurements, a line for each."""
     page = PAGE.read_text()
-    on_page = [match.group(1) for match in TABLES.finditer(page)]
+    on_page = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
     lines = [f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page]
     lines += [f"{name}: bench/figures.md has a table of it, but it is not measured" for name in on_page if name not in found and name not in defaults.UNRECORDED]
     if not SUMMARY.search(page):
@@ -681,7 +768,8 @@ def main():
     PAGE.write_text(filled(page, found))
     for path, table in SELECTIONS.items():
         path.write_text(selected_filled(path.read_text(), table(found)))
-    if missing := [match.group(1) for match in TABLES.finditer(page) if match.group(1) not in found]:
+    names = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
+    if missing := [name for name in names if name not in found]:
         print("not measured, left as they were: " + ", ".join(missing))
     print(f"bench/figures.md, docs/guide/performance.md, README.md and the plots are made from {len(found)} files")
     return 0

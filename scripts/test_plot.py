@@ -12,7 +12,7 @@ def ratio(name, value, low, high, reach=None, met=None):
 class Cells(unittest.TestCase):
     def test_quartiles_stand_where_they_say_something(self):
         self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.9, 2.1)), "2")
-        self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.5, 2.1)), "2 (1.5–2.1)")
+        self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.4, 2.1)), "2 (1.4–2.1)")
         self.assertEqual(plot.ratio_cell(ratio("a", 2, 1.99, 2.1, "<= 2.05", True)), "2 (1.99–2.1) [<=2.05]")
 
     def test_a_missed_reach_is_bold(self):
@@ -23,16 +23,14 @@ class Tables(unittest.TestCase):
     GRID = [[r"(?P<column>quiet|busy): (?P<row>.*)"], [r"(?P<row>.*?)(?P<column>, there)?"]]
 
     def tables(self, *names):
-        return plot.figure_tables(
-            [ratio(name, 1, 1, 1) for name in names], self.GRID, plot.ratio_cell, "figure", "here"
-        )
+        return plot.figure_tables([(name, "1") for name in names], self.GRID, "figure", "here")
 
     def test_figures_of_one_row_stand_next_to_each_other(self):
         wanted = [["| figure | quiet | busy |", "|---|---|---|", "| a | 1 | 1 |", "| b | 1 |  |"]]
         self.assertEqual(self.tables("quiet: a", "busy: a", "quiet: b"), wanted)
 
     def test_a_figure_alone_in_its_table_has_its_whole_name(self):
-        self.assertEqual(self.tables("quiet: a"), [["| figure | ratio |", "|---|---|", "| quiet: a | 1 |"]])
+        self.assertEqual(self.tables("quiet: a"), [["| figure | |", "|---|---|", "| quiet: a | 1 |"]])
 
     def test_a_column_without_a_name_is_one_only_next_to_another(self):
         alone, beside = self.tables("c", "d", "d, there")
@@ -42,10 +40,23 @@ class Tables(unittest.TestCase):
     def test_two_of_one_name_share_a_row(self):
         self.assertEqual(self.tables("c", "c")[0][2:], ["| c | 1, 1 |"])
 
-    def test_a_program_has_its_ratios_its_bounds_and_what_was_wrong(self):
+    def test_what_was_measured_stands_behind_its_first_ratio(self):
+        measured = {"name": "get, big, p50", "median": 3, "low": 3, "high": 3, "unit": "us"}
+        other = measured | {"name": "put, p50"}
+        ratios = [ratio(name, 2, 2, 2) for name in ("get / raw, big", "get / stream, big", "none")]
+        cells = ["2; 3 us", "2", "2", "3 us"]
+        wanted = list(zip(["get / raw, big", "get / stream, big", "none", "put, p50"], cells))
+        self.assertEqual(plot.joined(ratios, [measured, other]), wanted)
+
+    def test_files_of_one_place_on_the_page_are_summed_up(self):
+        page = "## A\n<!-- figures: a b -->\n<!-- end -->"
+        found = {name: {"ratios": [ratio("x", 1, 1, 1, "<= 1", name == "a")]} for name in "ab"}
+        self.assertIn("| [A](#a) | 1 | **1** |", plot.summary(page, found))
+
+    def test_a_program_has_its_ratios_what_was_wrong_and_what_it_held(self):
         said = {"experiment": "world", "program": "xz", "bound": [4, 20], "peak_mib": 40}
         said |= {"stays": None}
-        half = said | {"what": "50%", "cpu_s": [3], "lasting_mib": 20, "local_mib": 20, "wrong": None}
+        half = said | {"what": "50%", "cpu_s": [3], "lasting_mib": 23, "local_mib": 20, "wrong": None}
         native = said | {"what": "native", "cpu_s": [2], "wrong": "at 25% no end in 90 s"}
         series = [{"median": 2, "parameters": native}, {"median": 5, "parameters": half}]
         reach = ratio("xz, 50% local: rampool / native", 2.5, 2.5, 2.5, "<= 2", False)
@@ -53,9 +64,9 @@ class Tables(unittest.TestCase):
         self.assertEqual(
             table[2:],
             [
-                "| xz | 2 s, 40 MiB | **2.5** [<=2], 1.5 | 20 of 20 |  |  | 4, 20 | "
-                "**at 25% no end in 90 s** |",
-                "| R |  |  |  |  |  |  | not here |",
+                "| xz | 2 s, 40 MiB | **2.5** [<=2], 1.5 |  | "
+                "**at 25% no end in 90 s**; held 23 of 20 MiB at 50% |",
+                "| R |  |  |  | not here |",
             ],
         )
 
