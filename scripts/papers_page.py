@@ -4,12 +4,15 @@
 `plots`, which need matplotlib.
 """
 
+import re
 import textwrap
 
 from plot import short, spread
 
 STATES = ("full", "partial", "missing", "not applicable")
-CATEGORIES = ("computing", "read fault", "write fault", "requests", "lock", "unlock", "barrier", "other")
+# The categories of a rank's time, each with what it is counted to here.
+CATEGORIES = ("computing", "read fault", "write fault", "requests", "lock", "barrier", "other")
+SHOWN = {one: one for one in CATEGORIES} | {"unlock": "lock"}
 
 # --- Finding samples ----------------------------------------------------------------------------------------
 
@@ -84,18 +87,12 @@ def pages(part, paper):
 def clients(part, paper):
     """STREAM by several clients at once."""
     counts = sorted({one["parameters"]["clients"] for one in pick(part, experiment="clients")})
-    of = {
-        (what, n): only(part, experiment="clients", clients=n, what=what)
-        for what in ("each", "together")
-        for n in counts
-    }
-    alone = of["each", counts[0]]["median"]
+    each = [only(part, experiment="clients", clients=n, what="each") for n in counts]
     yield table(
         ["clients", *map(str, counts)],
         [
-            ["each, MB/s", *(cell(of["each", n], 1e3) for n in counts)],
-            ["together, MB/s", *(cell(of["together", n], 1e3) for n in counts)],
-            ["each / one alone", *(short(of["each", n]["median"] / alone) for n in counts)],
+            ["each, MB/s", *(cell(one, 1e3) for one in each)],
+            ["each / one alone", *(short(one["median"] / each[0]["median"]) for one in each)],
             ["the paper's: 1 / clients", *(short(1 / n) for n in counts)],
         ],
     )
@@ -106,8 +103,8 @@ def servers(part, _paper):
     counts = sorted({one["parameters"]["servers"] for one in pick(part, experiment="servers")})
     of = lambda what: [only(part, servers=n, what=what) for n in counts]
     rows = []
-    for what, unit, times in (("triad", "MB/s", 1e3), ("read in order", "MB/s", 1e3)):
-        rows.append([f"{what}, {unit}", *(cell(one, times) for one in of(what))])
+    for what in ("triad", "read in order"):
+        rows.append([f"{what}, MB/s", *(cell(one, 1e3) for one in of(what))])
         rows.append([f"{what} / sum of the links", *map(cell, of(f"{what} / sum of the links"))])
     rows.append(["random fault, us", *map(cell, of("random fault"))])
     yield table(["servers, each behind 1 Gbit/s", *map(str, counts)], rows)
@@ -145,13 +142,11 @@ def sends(part, paper):
     vl = [short(at(over, loaded) - at(over, least)) for over in overs]
     rows.append(["VL takes longer than BOTF with LHS, us", paper["vl_us"], *vl])
     yield table([f"{middle} bytes", "paper", *(f"here, {over}" for over in overs)], rows)
-    for over in overs:
-        rows = []
-        for way in ways:
-            rows.append([way, *(cell(only(part, over=over, way=way, bytes=n, what="whole")) for n in sizes)])
-        of = [cell(only(part, over=over, way=combined, bytes=n, what="envelope")) for n in sizes]
-        rows.append([f"{combined}, the envelope", *of])
-        yield table([f"us, {over}", *(f"{size} B" for size in sizes)], rows)
+    shown = [(over, size) for over in overs for size in (sizes[0], middle, sizes[-1])]
+    row = lambda way, what: [cell(only(part, over=over, way=way, bytes=n, what=what)) for over, n in shown]
+    rows = [[way, *row(way, "whole")] for way in ways]
+    rows.append([f"{combined}, the envelope", *row(combined, "envelope")])
+    yield table(["us", *(f"{over}, {size} B" for over, size in shown)], rows)
 
 
 def ahead(part, _paper):
@@ -169,28 +164,10 @@ def ahead(part, _paper):
     yield table(["us a message, over", "taken in turn", "by tag"], rows)
 
 
-def plain(part, _paper):
-    """Every series, a row each."""
-    yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}".strip()] for one in part["series"]])
-
-
-def gather(part, _paper):
-    yield from plain(part, _paper)
-    few, whole = only(part, what="gather 64 B"), only(part, what="contiguous")
-    yield [
-        f"Elements of 64 bytes come at {short(few['median'] / whole['median'])} of the speed of one piece."
-    ]
-
-
-def layouts(part, _paper):
-    """Each layout, by rampool and by OpenMPI."""
-    rows = []
-    for way in ("TCP", "same host"):
-        for one in pick(part, way=way, who="rampool"):
-            other = only(part, way=way, who="OpenMPI", what=one["parameters"]["what"])
-            ratio = short(other["median"] / one["median"]) if other else ""
-            rows.append([f"{way}: {one['parameters']['what']}", cell(one), cell(other), ratio])
-    yield table(["us", "here", "OpenMPI", "OpenMPI / here"], rows)
+def applications(part, _paper):
+    """The programs that bench/figures.md does not have."""
+    found = [one for one in part["series"] if re.match("search|solver|mesh|video", one["name"])]
+    yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}"] for one in found])
 
 
 def payload(part, paper):
@@ -245,25 +222,21 @@ def speedups(part, paper):
         for nodes, programs in by_nodes(paper, f"table{number}"):
             for program, theirs in programs.items():
                 ours = [cell(of[nodes, network, program, protocol]) for protocol in protocols]
-                rows.append([f"{program}, {nodes} nodes", *(f"{a:.2g} / {b}" for a, b in zip(theirs, ours))])
-        yield table([f"table {number}, {title}: paper / here", *protocols], rows)
+                rows.append([f"{program}, {nodes} nodes", *(f"{a:.2g}, {b}" for a, b in zip(theirs, ours))])
+        yield table([f"table {number}, {title}: paper, here", *protocols], rows)
     over = lambda key: 1 / of[key]["median"] - 1 / key[0]
     saved = lambda better, worse: f"{100 * (1 - over(better) / over(worse)):.0f}"
     rows = []
     for nodes, programs in by_nodes(paper, "table7"):
         for program, theirs in programs.items():
-            ours = [
-                saved((nodes, "loh-hb", program, protocol), (nodes, "eth100-1999", program, protocol))
-                for protocol in protocols
-            ]
-            rows.append([f"{program}, {nodes} nodes", *(f"{a} / {b}" for a, b in zip(theirs, ours))])
-    yield table(["table 7, overhead saved, %: paper / here", *protocols], rows)
-    rows = []
-    for nodes, programs in by_nodes(paper, "table8"):
-        for program, theirs in programs.items():
-            ours = saved((nodes, "eth100-1999", program, "aurc"), (nodes, "eth100-1999", program, "hlrc"))
-            rows.append([f"{program}, {nodes} nodes", str(theirs), ours])
-    yield table(["table 8, AURC saves of HLRC's, %", "paper", "here"], rows)
+            at = lambda network, protocol: (nodes, network, program, protocol)
+            ours = [saved(at("loh-hb", one), at("eth100-1999", one)) for one in protocols]
+            aurc = saved(at("eth100-1999", "aurc"), at("eth100-1999", "hlrc"))
+            cells = [f"{a}, {b}" for a, b in zip(theirs, ours)]
+            cells.append(f"{paper[f'nodes{nodes}']['table8'][program]}, {aurc}")
+            rows.append([f"{program}, {nodes} nodes", *cells])
+    head = ["table 7, overhead saved, %: paper, here", *protocols, "table 8, by AURC of HLRC's"]
+    yield table(head, rows)
 
 
 def by_nodes(paper, name):
@@ -272,18 +245,18 @@ def by_nodes(paper, name):
 
 
 def where_time_goes(part, _paper):
-    """Shares of a rank's time."""
-    runs = dict.fromkeys(
-        (one["parameters"]["program"], one["parameters"]["protocol"]) for one in pick(part, experiment="time")
-    )
-    rows = []
-    for program, protocol in runs:
-        of = [
-            only(part, program=program, protocol=protocol, category=category)["median"]
-            for category in CATEGORIES
-        ]
-        rows.append([program, protocol, short(1e3 * sum(of)), *(f"{100 * one / sum(of):.0f}" for one in of)])
-    yield table(["program", "", "ms", *(f"{one}, %" for one in CATEGORIES)], rows)
+    """Shares of a rank's time; without a category that has none."""
+    runs, rows = {}, []
+    for one in pick(part, experiment="time"):
+        by = one["parameters"]
+        shares = runs.setdefault((by["program"], by["protocol"]), dict.fromkeys(CATEGORIES, 0))
+        shares[SHOWN[by["category"]]] += one["median"]
+    percent = lambda shares, one: f"{100 * shares[one] / sum(shares.values()):.0f}"
+    shown = [one for one in CATEGORIES if any(percent(by, one) != "0" for by in runs.values())]
+    for (program, protocol), shares in runs.items():
+        percents = [percent(shares, one) for one in shown]
+        rows.append([f"{program}, {protocol}", short(1e3 * sum(shares.values())), *percents])
+    yield table(["share, %", "ms", *shown], rows)
 
 
 def locks(part, paper):
@@ -293,12 +266,12 @@ def locks(part, paper):
     for old in pick(part, what="old"):
         where = {key: old["parameters"][key] for key in ("over", "way")}
         new = only(part, **where, what="new")
-        name = f"1 lock over {where['over']}, {where['way']}: old / new scheme"
+        name = f"old / new scheme, over {where['over']}, {where['way']}"
         rows.append([name, f"{low} to {high}", short(old["median"] / new["median"])])
     for one in pick(part, protocol="ibec"):
         where = {key: one["parameters"][key] for key in ("managers", "way", "what")}
         ours, theirs = paper[f"{where['what']}_{'one' if 'one' in where['managers'] else 'spread'}"]
-        name = f"8 locks, {where['managers']}, {where['way']}: {where['what']} of ibec / lrc"
+        name = f"{where['what']} of ibec / lrc, {where['managers']}, {where['way']}"
         other = only(part, **where, protocol="lrc")
         rows.append([name, short(ours / theirs), short(one["median"] / other["median"])])
     for faults in pick(part, what="faults"):
@@ -306,7 +279,8 @@ def locks(part, paper):
         waiting = only(part, of=way, what="waiting")
         theirs = paper["faults_percent"]["plain" not in way]
         share = 100 * faults["median"] / waiting["median"]
-        rows.append([f"{way}: write faults, % of what is waited for", f"{theirs} (all faults)", short(share)])
+        name = f"write faults, % of waiting, {way.removeprefix('rows of SOR ')}"
+        rows.append([name, str(theirs), short(share)])
     yield table(["", "paper", "here"], rows)
 
 
@@ -317,10 +291,7 @@ TABLES = {
     "allocation": allocation,
     "sends": sends,
     "ahead": ahead,
-    "heads": plain,
-    "gather": gather,
-    "layouts": layouts,
-    "applications": plain,
+    "applications": applications,
     "payload": payload,
     "payload-link": payload,
     "speedups": speedups,
@@ -437,28 +408,32 @@ def plots(data, said, folder):
 
 # --- The page -----------------------------------------------------------------------------------------------
 
-INTRODUCTION = """rampool stands on five published systems. This page goes through them, paper by paper: each
-table and figure that can be measured here, with the paper's numbers, ours, and why they differ; then every
-other item, with what became of it. `make papers` measures all of it again and writes this page (about twenty
-minutes, as root; `make papers QUICK=--quick` takes small sizes, `make papers PARTS="payload locks"` some of
-it). The text is in `bench/papers.toml`, the samples are in `bench/data/papers.json`. What stands in
-parentheses behind a median are its quartiles."""
+INTRODUCTION = """rampool stands on five published systems. For each, this page has the tables and figures
+that can be measured here, the paper's numbers next to ours and why they differ, and then every other item of
+the paper with what became of it: a row without a state is done in full. `make papers` measures all of it
+again (about twenty minutes, as root; `QUICK=--quick` takes small sizes, `PARTS="payload locks"` some of it)
+and makes this page of `bench/papers.toml` and `bench/data/papers.json`. Quartiles stand in parentheses where
+they are more than a quarter away from the median."""
 
 
 def wrapped(text, **how):
     return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False, **how)
 
 
-def measured(part):
-    """How an experiment was made."""
-    size = " (small sizes)" if part["quick"] else ""
-    return (
-        f"`rampool bench {part['options']}`{size}, {part['date']}; {part['machine']};"
-        f" load {part['load_before'].split()[0]} to {part['load_after'].split()[0]}."
-    )
+def where(part):
+    """When and on what a part was measured."""
+    return f"{part['date']}, on {part['machine']}"
 
 
-def experiment_text(experiment, data):
+def measured(part, mostly):
+    """How an experiment was made. `mostly`: when and on what most were."""
+    size = ", small sizes" if part["quick"] else ""
+    load = f"load {part['load_before'].split()[0]} to {part['load_after'].split()[0]}"
+    other = "" if where(part) == mostly else f", {where(part)}"
+    return f"`rampool bench {part['options']}`{size}, {load}{other}."
+
+
+def experiment_text(experiment, data, mostly):
     name = experiment["part"]
     lines = [f"### {experiment['title']}", "", wrapped(experiment["about"]), ""]
     if name not in data:
@@ -467,24 +442,28 @@ def experiment_text(experiment, data):
         lines += [*found, ""] if found else []
     if experiment.get("table", name) in PLOTS:
         lines += [f"![{experiment['title']}](pictures/paper-{name}.svg)", ""]
-    return [*lines, wrapped(f"*Why they differ.* {experiment['why']}"), "", wrapped(measured(data[name])), ""]
+    why = [wrapped(f"*Why they differ.* {experiment['why']}"), ""] if experiment.get("why") else []
+    return [*lines, *why, wrapped(measured(data[name], mostly)), ""]
 
 
 def rows_text(rows, link):
     found = []
     for row in rows:
+        state = "" if row["state"] == "full" else f"*{row['state']}*"
+        here = ": ".join(part for part in (state, " ".join(row["here"].split())) if part)
         places = ", ".join(link(see) for see in row.get("see", []))
-        here = " ".join(row["here"].split())
-        found.append(
-            [row["item"], row["where"], row["state"], "; ".join(part for part in (here, places) if part)]
-        )
-    return [*table(["item", "in the paper", "state", "here"], found), ""]
+        here = "; ".join(part for part in (here, places) if part)
+        found.append([f"{row['item']} ({row['where']})", here])
+    return [*table(["item, and where in the paper", "here"], found), ""]
 
 
 def page(said, data, link):
     """The whole page."""
     papers = said["paper"]
-    lines = ["# The papers, side by side", "", wrapped(INTRODUCTION), ""]
+    times = [where(part) for part in data.values()]
+    mostly = max(times, key=times.count) if times else ""
+    introduction = f"{INTRODUCTION} Where nothing else is said, they are of {mostly}."
+    lines = ["# The papers, side by side", "", wrapped(introduction), ""]
     count = lambda paper, state: str(sum(row["state"] == state for row in paper["row"]))
     lines += table(
         ["items", *STATES], [[paper["title"], *(count(paper, state) for state in STATES)] for paper in papers]
@@ -499,6 +478,6 @@ def page(said, data, link):
             "",
         ]
         for experiment in paper.get("experiment", []):
-            lines += experiment_text(experiment, data)
+            lines += experiment_text(experiment, data, mostly)
         lines += [f"### {short_title}, item by item", "", *rows_text(paper["row"], link)]
     return "\n".join(lines).strip() + "\n"

@@ -62,9 +62,21 @@ class Tables(unittest.TestCase):
         found = part(
             of(0.14, "eth100-1999", "hlrc"), of(0.18, "loh-hb", "hlrc"), of(0.15, "eth100-1999", "aurc")
         )
-        *_, table7, table8 = papers_page.speedups(found, paper)
-        self.assertEqual(table7[-1], "| fft, 4 nodes | 23 / 23 |")
-        self.assertEqual(table8[-1], "| fft, 4 nodes | 11 | 7 |")
+        *_, saved = papers_page.speedups(found, paper)
+        self.assertEqual(saved[-1], "| fft, 4 nodes | 23, 23 | 11, 7 |")
+
+    def test_a_category_without_time_has_no_column_and_unlock_counts_as_lock(self):
+        run = {"experiment": "time", "program": "lu", "protocol": "sc"}
+        of = lambda median, category: series(median, **run, category=category)
+        found = part(of(0.06, "computing"), of(0.01, "lock"), of(0.03, "unlock"), of(0, "other"))
+        (table,) = papers_page.where_time_goes(found, {})
+        self.assertEqual(table[0], "| share, % | ms | computing | lock |")
+        self.assertEqual(table[2:], ["| lu, sc | 100 | 60 | 40 |"])
+
+    def test_a_row_says_its_state_unless_it_is_full(self):
+        rows = [{"item": "a", "where": "1", "state": state, "here": "b"} for state in ("full", "partial")]
+        table = papers_page.rows_text(rows, str)
+        self.assertEqual(table[2:4], ["| a (1) | b |", "| a (1) | *partial*: b |"])
 
 
 class Samples(unittest.TestCase):
