@@ -474,10 +474,11 @@ def page(said, data, link):
         lines += [
             f"## {paper['title']}",
             "",
-            wrapped(f"*{paper['authors']}.* Measured there on {paper['machines']}."),
+            wrapped(f"*{paper['authors']}.* {paper['idea']} Measured there on {paper['machines']}."),
             "",
         ]
         for experiment in paper.get("experiment", []):
             lines += experiment_text(experiment, data, mostly)
         lines += [f"### {short_title}, item by item", "", *rows_text(paper["row"], link)]
+    lines += ["## Other sources", "", *(wrapped(f"* {one}", subsequent_indent="  ") for one in said["other"])]
     return "\n".join(lines).strip() + "\n"
