@@ -64,7 +64,7 @@ PAPER_LINE_RATE_GB = 0.125
 # How far a quartile is from the median, as a share of it, where it is shown.
 WIDE = 0.25
 # What the tables show of a sweep whose plot has all of it.
-PAGE_SIZES_KIB, CLIENTS, PAYLOADS_KIB = (4, 64, 2048), (1, 2, 4, 7), (1, 64, 1024, 4096)
+PAGE_SIZES_KIB, CLIENTS = (4, 64, 2048), (1, 2, 4, 7)
 SWEPT = ("share", "pages", "clients", "time", "predict", "payload", "world")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
@@ -75,7 +75,7 @@ LEFT_OUT = re.compile(
     r"content is random|every example checks|nothing is pinned;|one thread has the sender's|a timed pass|"
     r"the best of these|TCP, one connection|each program natively|private store; local|floor of a remote|"
     r"two servers over loopback TCP on this|stalls, reads and refills|local memory: 25|times are the median|"
-    r"\d+ bytes travelled|.*: .*peak \d+ MiB, local"
+    r"\d+ bytes travelled|.*: .*peak \d+ MiB, local|the paper's, at 4096|10000000 doubles|copies: the source"
 )
 # What stands in some of them and is said once for all.
 PINNED = "; the program and its pager run on one CPU, the server process on CPU 1"
@@ -92,7 +92,8 @@ FOLLOWS = {
     r"|.*a read, p99, while it .*|a miss, two copies, .*|(?!.* / ).*: (one copy|two copies)",
     "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*`rampool run`.*"
     r"|.*, to disk|PyTorch step, (save_on_cpu.*|offload: peak)",
-    "server": r".*: load generator.*",
+    "server": r".*: load generator.*|(same host, )?reads a second: .* / (redis, over .*|the same .*)"
+    r"|reads a second: least .*|server's CPU time an operation: .* / .*",
     "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|strided ).*"
     r"|8 faces of[^/]*|column .*|get and put.*|random gather.*|same host: .*socket / shared memory",
     "tenants": r"p99 .*, now against before|(before: )?victim's .*, next to .*|scans .* 64 connections"
@@ -236,11 +237,22 @@ def lonely(place, places):
     return all(other[2] == column for other in others) or not column and not named
 
 
+def with_unit(row, cells):
+    """A row and its cells; a unit, or a reach, that all of them have stands behind the row's name."""
+    parts = [re.fullmatch(r"([\d.,]+) (\S+)", cell) for cell in cells if cell]
+    units = {part and part.group(2) for part in parts}
+    if len(parts) < 2 or len(units) > 1 or None in units:
+        return row, cells
+    unit = units.pop()
+    return row + ("" if unit[0] == "[" else ",") + f" {unit}", [cell.partition(" ")[0] for cell in cells]
+
+
 def grid(rows, columns, cells, head, unnamed=""):
     """A table of those cells, by (row, column)."""
     line = lambda first, rest: f"| {first} | " + " | ".join(rest) + " |"
     made = [line(head, (column or unnamed for column in columns)), "|---|" + "---|" * len(columns)]
-    return made + [line(row, (cells.get((row, column), "") for column in columns)) for row in rows]
+    found = [with_unit(row, [cells.get((row, column), "") for column in columns]) for row in rows]
+    return made + [line(row, several) for row, several in found]
 
 
 def stem(name):
@@ -409,7 +421,7 @@ def world_table(data):
     for program, by in runs.items():
         native = by["native"]
         said = native["parameters"]
-        cells[program, "native"] = f"{short(native['median'])} s, {short(said['peak_mib'])} MiB"
+        cells[program, "native: s, MiB"] = f"{short(native['median'])}, {short(said['peak_mib'])}"
         remarks = [f"**{said['wrong']}**"] if said["wrong"] else []
         remarks += [said["stays"]] if said["stays"] else []
         for what in ("50%", "25%"):
@@ -419,7 +431,7 @@ def world_table(data):
                 remarks += held_too_much(by[what]["parameters"], what)
         cells[program, "remarks"] = "; ".join(remarks)
     cells |= {(program, "remarks"): why for program, why in data.get("left_out", {}).items()}
-    columns = ["native", "50%", "25%", "remarks"]
+    columns = ["native: s, MiB", "50%", "25%", "remarks"]
     return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU") if cells else []
 
 
@@ -446,19 +458,6 @@ def register_runs(data):
     return runs
 
 
-def payload_table(data):
-    """Throughput by payload. The plot has every payload."""
-    cells = {}
-    for registrar, ways in register_runs(data).items():
-        for what, points in ways.items():
-            row = what if registrar == "none" else f"{registrar}, {what}"
-            for kib in PAYLOADS_KIB:
-                if kib << 10 in points:
-                    cells[row, f"{kib} KiB"] = short(points[kib << 10])
-    columns = [f"{kib} KiB" for kib in PAYLOADS_KIB]
-    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "GB/s") if cells else []
-
-
 def conditions(data):
     """The machine, its load, how many samples a median is of, and whether the defaults are recorded."""
     load = " to ".join(data[when].split()[0] for when in ("load_before", "load_after"))
@@ -479,7 +478,7 @@ def figures(files, said):
         own = lambda kind: [one for one in kind if not follows.fullmatch(one["name"])]
         head, unnamed = CORNERS.get(name, "figure"), UNNAMED.get(name, "")
         made = figure_tables(joined(own(data["ratios"]), own(plain)), grids, head, unnamed)
-        made += [make(data) for make in (time_table, predict_table, payload_table, world_table)]
+        made += [make(data) for make in (time_table, predict_table, world_table)]
     else:
         made = [make(streams) for make in (half_local_table, pages_table, paper_line, clients_table)]
     # The links of STREAM were measured one after another.

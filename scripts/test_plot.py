@@ -37,6 +37,11 @@ class Tables(unittest.TestCase):
         self.assertEqual(alone[2:], ["| c | 1 |"])
         self.assertEqual(beside[::2], ["| figure | here | there |", "| d | 1 | 1 |"])
 
+    def test_a_unit_of_a_whole_row_stands_once(self):
+        self.assertEqual(plot.with_unit("a", ["1 us", "", "2.5 us"]), ("a, us", ["1", "", "2.5"]))
+        for cells in (["1 us", "2 s"], ["1 us", "2"], ["1 us", ""], ["1 us", "2 us (1–3)"]):
+            self.assertEqual(plot.with_unit("a", cells), ("a", cells))
+
     def test_two_of_one_name_share_a_row(self):
         self.assertEqual(self.tables("c", "c")[0][2:], ["| c | 1, 1 |"])
 
@@ -64,7 +69,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(
             table[2:],
             [
-                "| xz | 2 s, 40 MiB | **2.5** [<=2], 1.5 |  | "
+                "| xz | 2, 40 | **2.5** [<=2], 1.5 |  | "
                 "**at 25% no end in 90 s**; held 23 of 20 MiB at 50% |",
                 "| R |  |  |  | not here |",
             ],
