@@ -113,6 +113,7 @@ def servers(part, _paper):
 def allocation(part, _paper):
     """Taking and giving back, by size."""
     sizes = sorted({one["parameters"]["bytes"] for one in pick(part, experiment="allocation")})
+    sizes = [sizes[0], sizes[len(sizes) // 3], sizes[-1]]
     rows = []
     for touched in (False, True):
         for what in ("alloc", "mmap", "free", "munmap"):
@@ -183,7 +184,7 @@ def payload(part, paper):
         rows.append([f"{what} / copy at {paper['at_kib']} KiB", f"{theirs:.3f}", ours])
         rows.append([f"a {what} is faster than a copy from", f"{paper['crossover_kib']} KiB", from_here])
     yield table(["", "paper", "here"], rows)
-    shown = [size for size in sizes if size.bit_length() % 2 or size == at]
+    shown = [size for size in sizes if size.bit_length() % 4 == 3 or size == at]
     yield table(
         ["GB/s", *(f"{size >> 10} KiB" for size in shown)],
         [[what, *(cell(of(what, size)) for size in shown)] for what in ("copy", "hit", "miss")],
