@@ -429,7 +429,7 @@ def where(part):
 def measured(part, mostly):
     """How an experiment was made. `mostly`: when and on what most were."""
     size = ", small sizes" if part["quick"] else ""
-    load = f"load {part['load_before'].split()[0]} to {part['load_after'].split()[0]}"
+    load = "load " + "–".join(dict.fromkeys(part[when].split()[0] for when in ("load_before", "load_after")))
     other = "" if where(part) == mostly else f", {where(part)}"
     return f"`rampool bench {part['options']}`{size}, {load}{other}."
 

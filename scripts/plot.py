@@ -460,7 +460,7 @@ def register_runs(data):
 
 def conditions(data):
     """The machine, its load, how many samples a median is of, and whether the defaults are recorded."""
-    load = " to ".join(data[when].split()[0] for when in ("load_before", "load_after"))
+    load = "–".join(dict.fromkeys(data[when].split()[0] for when in ("load_before", "load_after")))
     plain = [one for one in data["series"] if one["parameters"].get("experiment") not in SWEPT]
     counts = sorted({len(one["samples"]) for one in plain})
     samples = f"; medians of {' or '.join(map(str, counts))}" if counts and counts != [1] else ""
