@@ -396,7 +396,7 @@ def time_table(data):
 
 
 def predict_table(data):
-    """Rows of `rampool bench predict`: what was measured on a link, and how far off predictions were."""
+    """Rows of `rampool bench predict`: how far predictions for a link were from what was measured on it."""
     found = {}
     for one in data["series"]:
         by = one["parameters"]
@@ -405,9 +405,8 @@ def predict_table(data):
             found.setdefault(key, {})[by["what"]] = one["median"]
     if not found:
         return []
-    cell = lambda by: f"{short(by['measured'])}: {(by['replayed'] / by['measured'] - 1) * 100:+.0f}%"
-    cells, head = {key: cell(by) for key, by in found.items()}, "measured ms: error of the replay"
-    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, head)
+    cells = {key: f"{(by['replayed'] / by['measured'] - 1) * 100:+.0f}%" for key, by in found.items()}
+    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, "error of the replay")
 
 
 def world_table(data):
