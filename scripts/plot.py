@@ -201,7 +201,7 @@ GRIDS = {
         [r"4096 KiB, (?P<row>.*), (?P<column>.*)"],
         [r"(?P<column>look-up|look-up and release) (?P<row>among \d+)"],
     ],
-    "tenants": [[r"(?P<column>before: )?(?P<row>p99 .*, against alone)"]],
+    "tenants": [[r"(?P<column>before: )?p99 next to (?P<row>.*), against alone"]],
     "fifo": [[r"messages a second, (?P<column>one by one|in groups): (?P<row>.*)"]],
     "shared": [
         [r"(?P<row>ArgoDSM's .* / barrier after .* dirty pages) by (?P<column>.*)"],
@@ -213,6 +213,7 @@ GRIDS = {
 CORNERS = {
     "miss": "/ kernel swap, and what that takes",
     "openmpi": "OpenMPI / rampool; rampool",
+    "tenants": "figures, and p99 next to these / alone",
 }
 # What the column without a name says.
 UNNAMED = {"shared": "over TCP", "tenants": "now"}
