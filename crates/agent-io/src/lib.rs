@@ -13,6 +13,8 @@
 //!
 //! Only calls through the dynamic linker are seen. Calls inside the C library, and raw system calls, are
 //! covered as far as `streams` and `memory` reach; the documentation of the fault modes says what is left.
+//!
+//! Read `real`, then `calls`: each function does what its buffers need, and calls the one it stands before.
 
 mod agent;
 mod calls;

@@ -19,6 +19,9 @@
 //!
 //! Of the C library's functions only `fork` and those that `alone` lists are replaced. Until the program
 //! comes near its budget it runs exactly as without the agent.
+//!
+//! Read `watch` first: `run` waits until the program comes near its budget (`wait_for_pressure`), then starts
+//! the pager. Then read `budget_controller` and `scan`; `fork` and `line` come last.
 
 mod alone;
 mod budget_controller;

@@ -10,6 +10,9 @@
 //!   queue   rampool.h too: the direct view's queues
 //!    shared_direct rampool.h too: shared regions in the direct view, for ranks and other processes
 //! ```
+//!
+//! Read `lib` first; the others are read on their own.
+//!
 //! The papers' interfaces (dlmm.h, tsm.h, PARMACS) are in the crate `compat`, whose functions this library
 //! exports with its own. `include/rampool.h` is generated from the modules above (`make header`, or the test
 //! `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.

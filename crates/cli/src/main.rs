@@ -1,4 +1,18 @@
-//! The one binary: `rampool`. One file per subcommand.
+//! The binary `rampool`: a file for each subcommand.
+//!
+//! ```text
+//!   run      a program with the agent in it: program (what cannot be run), rundir, signals, summary
+//!      `-- private, redundancy   its private server; servers that are back are leased from anew
+//!   hold     the same for a process that runs already
+//!   mount    a directory in the pool: kernel_files asks `rampool_files`, mover owns the pool
+//!   serve    a memory server: settings, metrics, page
+//!   launch   ranks of a parallel program, here or over ssh
+//!   status, top, doctor            what servers, runs and this machine say
+//!   bench, predict, plot           are in `rampool-bench`: other_binary
+//! ```
+//!
+//! Read `run` first: `Options::check` refuses what cannot work, `begin` connects and leases, `start` runs the
+//! program, `wait` watches over it. The other commands are read on their own.
 
 mod advice;
 mod available;

@@ -14,6 +14,8 @@
 //! last page that lie beyond its end.
 //!
 //! What this crate never does: hold bytes of a file, read a clock, perform I/O.
+//!
+//! Read `files`, then `turns`; `space` and `map` are read on their own.
 
 #![forbid(unsafe_code)]
 

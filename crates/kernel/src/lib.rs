@@ -26,6 +26,8 @@
 //! Kernel replies become enums here, at the edge; no other crate reads an errno. Nothing here allocates on a
 //! fault path or takes a decision. Addresses are plain `usize`: the memory behind them belongs to the
 //! program, so no reference to it is ever made.
+//!
+//! Read `uffd` first, then `maps` and `memory`; the others are read where something calls them.
 
 pub mod birthplace;
 pub mod chain;

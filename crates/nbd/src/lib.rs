@@ -13,6 +13,8 @@
 //! [`ZERO_SLICE_BYTES`] (no data), so that it can serve others between two pieces however long the command is.
 //!
 //! What this crate never does: hold bytes of a client, read a clock, perform I/O. Every byte of a client is hostile.
+//!
+//! Read `session`: `handle` takes bytes and what came of work, `poll` gives bytes and work.
 
 #![forbid(unsafe_code)]
 

@@ -17,6 +17,8 @@
 //! What NumPy's habits mean in bytes is decided in Python, in `rampool/_table.py`. This crate moves bytes,
 //! releases the interpreter while it waits, and looks for signals ten times a second. No thread of rampool's
 //! ever takes the interpreter: a page fault may hold it.
+//!
+//! Read `pool` first, then `region` for paged memory and `direct` for bytes at the servers.
 #![cfg(feature = "extension")]
 
 mod allocator;

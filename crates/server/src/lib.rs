@@ -13,6 +13,9 @@
 //!
 //! What a server never does: swap (its frames are locked where that is allowed), trust a number from the
 //! wire, or keep a page for a client that did not come back within the grace time.
+//!
+//! Read `shard` first: `run`, `serve`, `turn`. Then `connection`: `receive` takes a frame, `request` says
+//! what it asks for, `present` answers with pages. The other threads, and `store`, are read on their own.
 
 pub mod block;
 mod closer;

@@ -12,6 +12,9 @@
 //! ```
 //!
 //! A run that breaks a rule panics with its seed; the same seed replays it. Never shipped.
+//!
+//! Read `paging` first: its world is a program, a kernel and servers around one pure machine. The others are
+//! built alike.
 #![forbid(unsafe_code)]
 
 pub mod changes;

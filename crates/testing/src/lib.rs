@@ -1,4 +1,10 @@
 //! Helpers for the tests of several crates.
+//!
+//! ```text
+//!   skip          a test that cannot run here says so to scripts/test.py
+//!   copy_program  a program where every user may run it
+//!   free_port     a port that nobody listens at
+//! ```
 
 use std::fs::OpenOptions;
 use std::io::Write;
