@@ -213,7 +213,7 @@ GRIDS = {
 CORNERS = {
     "miss": "/ kernel swap, and what that takes",
     "openmpi": "OpenMPI / rampool; rampool",
-    "tenants": "figures, and p99 next to these / alone",
+    "tenants": "p99 next to these / alone",
 }
 # What the column without a name says.
 UNNAMED = {"shared": "over TCP", "tenants": "now"}
@@ -290,7 +290,7 @@ def figure_tables(items, grids, head, unnamed):
     made = []
     if alone:
         rows = [f"| {name} | {', '.join(several)} |" for name, several in alone.items()]
-        made.append([f"| {head} | |", "|---|---|", *rows])
+        made.append(["| figure | |", "|---|---|", *rows])
     for found in tables.values():
         cells = {place: "; ".join(several) for place, several in found.items()}
         rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
@@ -461,7 +461,8 @@ def register_runs(data):
 def conditions(data):
     """The machine, its load, how many samples a median is of, and whether the defaults are recorded."""
     load = "–".join(dict.fromkeys(data[when].split()[0] for when in ("load_before", "load_after")))
-    plain = [one for one in data["series"] if one["parameters"].get("experiment") not in SWEPT]
+    swept = set(SWEPT) - {"share"}
+    plain = [one for one in data["series"] if one["parameters"].get("experiment") not in swept]
     counts = sorted({len(one["samples"]) for one in plain})
     samples = f"; medians of {' or '.join(map(str, counts))}" if counts and counts != [1] else ""
     old = "" if "defaults" in data else "; old defaults"
