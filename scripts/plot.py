@@ -205,6 +205,11 @@ GRIDS = {
     "fifo": [[r"messages a second, (?P<column>one by one|in groups): (?P<row>.*)"]],
     "shared": [
         [r"(?P<row>ArgoDSM's .* / barrier after .* dirty pages) by (?P<column>.*)"],
+        [
+            r"(?P<row>barrier) of (?P<column>\d)(?P<more>(, shared memory)? / ArgoDSM's) .*",
+            r"(?P<row>barrier) of (?P<column>\d)(?P<more>(, shared memory)? / .*)",
+            r"(?P<row>barrier / raw over memory), next to (?P<column>\d)(?P<more>, shared memory)",
+        ],
         [r"(?P<row>.*?)(?P<column>, shared memory)(?P<more> / .*)?(: p50)?", r"(?P<row>.*?)(: p50)?"],
     ],
     "predict": [[r"(?P<column>.*bit/s): (?P<row>.*)"]],
