@@ -130,6 +130,7 @@ impl Args {
         config.same_host = Some(SameHost::from_environment().map_err(anyhow::Error::msg)?);
         config.op_deadline = Duration::from_millis(self.op_deadline_ms);
         config.compression = self.compression;
+        config.long_rings = true;
         config.copies = match self.copies {
             Some(2) => Copies::Two,
             Some(_) => Copies::One,
