@@ -21,8 +21,8 @@ use super::buffers::Buffers;
 use crate::run::caretaker;
 use crate::run::redundancy::{KNOCK_EVERY, Knocks};
 
-/// Bytes of reads that are under way for each server: two of the longest reads, so that one comes while the one
-/// before it is copied to the kernel. More only take each other's place in the CPUs' caches, and in the rings.
+/// Bytes of reads that are under way for each server: two of the longest reads, so that one comes while the
+/// other is copied to the kernel. More only take each other's place in the CPUs' caches, and in the rings.
 const MOST_READ_BYTES: usize = 2 << 20;
 
 /// What is to be done with bytes.

@@ -33,9 +33,6 @@ pub struct PoolConfig {
     pub(super) without: Vec<bool>,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
-    /// Whether rings to servers on this machine are long, for one that moves MiBs at a time: they take 4 MiB each
-    /// instead of half a MiB.
-    pub long_rings: bool,
     /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by shared memory where they can.
     pub same_host: Option<SameHost>,
     /// From how many bytes on the direct view sends without a copy; none: as the variable `RAMPOOL_ZERO_COPY` says, or by itself.
@@ -112,7 +109,6 @@ impl PoolConfig {
             copies: Copies::One,
             without: Vec::new(),
             compression: false,
-            long_rings: false,
             same_host: None,
             zero_copy: None,
             pinned: ByteLen(64 << 20),
