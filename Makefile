@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build wheel deb image check test test-unit test-python test-programs test-rdma test-block soak lint fmt header bench papers docs install uninstall clean
+.PHONY: help demo build wheel deb image check test test-unit test-python test-files test-programs test-rdma test-block soak lint fmt header bench papers docs install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -43,6 +43,11 @@ test-unit: ## run the Rust tests only
 test-python: wheel ## run the Python package's tests, types and examples, with Dask, DuckDB and a Jupyter kernel (about 5 minutes)
 	@scripts/setup.sh test-python
 	@python3 tests/python/run.py
+
+test-files: ## test files in the pool at full size, with Ray and Spark, which are large (about 5 minutes)
+	@scripts/setup.sh test-files
+	@$(CARGO) build --package rampool-cli --release --quiet
+	@python3 tests/files/run.py
 
 test-programs: ## run the world's programs at 50 % and 25 % of their memory, then ours at full size (needs about 8 GB; ONLY=NAME: one of the world's)
 	@scripts/setup.sh test

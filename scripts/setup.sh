@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes sure that this machine has what a goal needs:
-# `scripts/setup.sh build|wheel|test|soak|test-python|test-rdma|test-block|bench|docs`.
+# `scripts/setup.sh build|wheel|test|soak|test-python|test-files|test-rdma|test-block|bench|docs`.
 #
 # Missing packages are installed if that needs no question (Debian or Ubuntu, as root, without a prompt).
 # Otherwise this script lists everything to install, and how, and ends with 1. If nothing is missing it prints
@@ -84,6 +84,7 @@ elif [ "$goal" != build ] && [ "$goal" != wheel ] && [ "$goal" != docs ]; then
     # Clients of block devices.
     for tool in nbdcopy:libnbd-bin qemu-img:qemu-utils nbdkit:nbdkit fio:fio fusermount3:fuse3; do want "${tool%%:*}" "${tool##*:}"; done
     want mpicc libopenmpi-dev
+    [ "$goal" != test-files ] || want java default-jre-headless
     if have cargo; then
         for part in fmt:rustfmt clippy:clippy; do
             cargo "${part%%:*}" --version >/dev/null 2>&1 || rustup component add "${part##*:}" >/dev/null 2>&1 ||
@@ -125,8 +126,9 @@ python_packages() { # MODULE:REQUIREMENT ...: into the checkout's own environmen
 case $goal in
 docs) python_packages 'material:mkdocs-material>=9.5,<10' || exit 1 ;;
 wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
-test)
-    python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'duckdb:duckdb' 'polars:polars' || exit 1 ;;
+test | test-files)
+    python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'duckdb:duckdb' 'polars:polars' || exit 1
+    [ "$goal" = test ] || python_packages 'ray:ray' 'pyspark:pyspark' || exit 1 ;;
 test-python)
     python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'mypy:mypy>=1.11' 'pandas:pandas' 'pyarrow:pyarrow' 'ipykernel:ipykernel' \
         'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'polars:polars' 'uv:uv' 'xarray:xarray' 'zarr:zarr>=3' || exit 1

@@ -343,6 +343,19 @@ def spilled(text):
     return lines_, int(bytes_)
 
 
+@suite.test(reduced=False)
+def ray_and_spark_spill_there(world, scale):
+    if no_fuse():
+        return
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    with mounted(world, [world.serve("2G", "--no-lock")], "1500M") as mount:
+        for words, least in ((["ray_spills.py"], 256 * MIB), (["spark_spills.py", 1_000_000], 32 * MIB)):
+            said = run(PYTHON, HERE / words[0], *words[1:], mount.at, env=env, timeout=600)
+            bytes_ = int(said.split()[-1])
+            check(bytes_ > least, f"{words[0]} has spilled {bytes_} bytes: the test is too small")
+            scale.note(f"{words[0]}: {bytes_ // MIB} MiB")
+
+
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -11,13 +11,11 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use fuser::{MountOption, Session, SessionACL};
-use rampool_client::pool::{Copies, Pool, PoolConfig, ServerSpec};
+use rampool_client::pool::{Pool, PoolConfig};
 use rampool_files::{Files, Owner};
 use rampool_kernel::words::say_line;
-use rampool_net::key::Key;
 use rampool_net::transport::SameHost;
 use rampool_paging::placement::ServerIndex;
-use rampool_wire::session::Encryption;
 use rampool_wire::units::{ByteLen, Extent, PageIndex};
 use rustix::mount::UnmountFlags;
 
@@ -25,6 +23,7 @@ use self::buffers::Buffers;
 use self::kernel_files::KernelFiles;
 use self::mover::{Jobs, Mover};
 use crate::end_signals::EndSignals;
+use crate::run::PoolOptions;
 use crate::run::private::PrivateServer;
 use crate::rundir::RunDir;
 
@@ -41,36 +40,12 @@ pub struct Args {
     #[arg(long, value_name = "SIZE")]
     size: ByteLen,
 
-    /// A memory server: HOST[:PORT] or unix:/PATH, optionally with the amount to lease from it (HOST=4G).
-    /// Repeat it, or separate by commas [default: a private server on this machine, with compressed memory]
-    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
-    servers: Vec<ServerSpec>,
-
-    /// On how many servers each page lies: 1, or 2, so that files survive the loss of any one server. The
-    /// servers lend twice --size then [default: 2 where two or more servers have room for that, else 1]
-    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N",
-        value_parser = clap::value_parser!(u8).range(1..=2))]
-    copies: Option<u8>,
+    #[command(flatten)]
+    of_pool: PoolOptions,
 
     /// Let other users of this machine in, as far as the files' permissions allow [default: only this user]
     #[arg(long)]
     allow_other: bool,
-
-    /// Key file of the pool (see `rampool key`)
-    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
-    key_file: Option<PathBuf>,
-
-    /// Encrypt connections: auto (those to other machines), on or off
-    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
-    encryption: Encryption,
-
-    /// Compress pages on the network if the server agrees [default: off]
-    #[arg(long, env = "RAMPOOL_COMPRESSION")]
-    compression: bool,
-
-    /// Milliseconds without an answer after which a server counts as lost
-    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
-    op_deadline_ms: u64,
 }
 
 /// How soon it is noticed that somebody else has unmounted the directory.
@@ -112,10 +87,8 @@ pub fn run(args: &Args) -> Result<i32> {
 
 impl Args {
     fn pool_config(&self, run_dir: &RunDir) -> Result<(PoolConfig, Option<PrivateServer>)> {
-        if self.copies == Some(2) && self.servers.len() < 2 {
-            bail!("--copies 2 needs two servers: name each one with --server");
-        }
-        let mut servers = self.servers.clone();
+        self.of_pool.check()?;
+        let mut servers = self.of_pool.servers.clone();
         let mut private = None;
         if servers.is_empty() {
             let server =
@@ -124,17 +97,10 @@ impl Args {
             servers.push(server.spec.clone());
             say_line("rampool: no --server given: files go to a private server on this machine, compressed");
         }
-        let mut config = PoolConfig::new(servers, self.size, "mount");
-        config.key = self.key_file.as_deref().map(Key::load).transpose()?;
-        config.encryption = self.encryption;
-        config.same_host = Some(SameHost::from_environment().map_err(anyhow::Error::msg)?);
-        config.op_deadline = Duration::from_millis(self.op_deadline_ms);
-        config.compression = self.compression;
-        config.copies = match self.copies {
-            Some(2) => Copies::Two,
-            Some(_) => Copies::One,
-            None => Copies::TwoIfTheyFit,
-        };
+        let mut config = self.of_pool.config(servers, self.size, "mount")?;
+        if config.same_host == Some(SameHost::Auto) {
+            config.same_host = Some(SameHost::LongRings);
+        }
         Ok((config, private))
     }
 

@@ -61,34 +61,19 @@ pub struct Args {
     pub command: Vec<OsString>,
 }
 
-/// Which servers, how much of their memory, and how pages come and go.
+/// Which servers, and how they are talked to.
 #[derive(clap::Args, Debug)]
-pub struct Options {
-    /// Most memory, in bytes, that each process of the program keeps in local RAM, such as 512M or 2G
-    #[arg(long, env = "RAMPOOL_LOCAL", value_name = "SIZE")]
-    local: ByteLen,
-
+pub struct PoolOptions {
     /// A memory server: HOST[:PORT] or unix:/PATH, optionally with the amount to lease from it (HOST=4G).
     /// Repeat it, or separate by commas [default: a private server on this machine, with compressed memory]
     #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
-    servers: Vec<ServerSpec>,
+    pub servers: Vec<ServerSpec>,
 
-    /// Memory, in bytes, to lease from the servers [default: the sum of the amounts in --server if each names
-    /// one; else four times --local, at least 1 GiB, at most what is free, and more when needed; from a
-    /// private server: what is free]
-    #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
-    memory: Option<ByteLen>,
-
-    /// On how many servers each page lies: 1, or 2, so that the program survives the loss of any one server.
-    /// The servers lend twice --memory then [default: 2 where two or more servers have room for that, else 1]
-    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// On how many servers each page lies: 1, or 2, so that any one server may be lost. The servers lend twice
+    /// as much then [default: 2 where two or more servers have room for that, else 1]
+    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N",
+        value_parser = clap::value_parser!(u8).range(1..=2))]
     copies: Option<u8>,
-
-    /// Directory on a disk of this machine that gets a copy of each page, perhaps with the most that copies
-    /// may take there (DIR=64G): all servers may be lost then. Without servers the pages themselves go there
-    /// [default: none; its size: nine tenths of what is free]
-    #[arg(long, env = "RAMPOOL_BACKUP", value_name = "DIR[=SIZE]", conflicts_with = "copies")]
-    backup: Option<Backup>,
 
     /// Key file of the pool (see `rampool key`)
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
@@ -97,6 +82,62 @@ pub struct Options {
     /// Encrypt connections: auto (those to other machines), on or off
     #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
     encryption: Encryption,
+
+    /// Compress pages on the network if the server agrees [default: off]
+    #[arg(long, env = "RAMPOOL_COMPRESSION")]
+    compression: bool,
+
+    /// Milliseconds without an answer after which a server counts as lost
+    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
+    op_deadline_ms: u64,
+}
+
+impl PoolOptions {
+    pub fn check(&self) -> Result<()> {
+        if self.copies == Some(2) && self.servers.len() < 2 {
+            bail!("--copies 2 needs two servers: name each one with --server");
+        }
+        Ok(())
+    }
+
+    /// A pool on these servers, with a new lease.
+    pub fn config(&self, servers: Vec<ServerSpec>, bytes: ByteLen, name: &str) -> Result<PoolConfig> {
+        let mut config = PoolConfig::new(servers, bytes, name);
+        config.key = self.key_file.as_deref().map(Key::load).transpose()?;
+        config.encryption = self.encryption;
+        config.same_host = Some(SameHost::from_environment().map_err(anyhow::Error::msg)?);
+        config.op_deadline = Duration::from_millis(self.op_deadline_ms);
+        config.compression = self.compression;
+        config.copies = match self.copies {
+            Some(2) => Copies::Two,
+            Some(_) => Copies::One,
+            None => Copies::TwoIfTheyFit,
+        };
+        Ok(config)
+    }
+}
+
+/// Which servers, how much of their memory, and how pages come and go.
+#[derive(clap::Args, Debug)]
+pub struct Options {
+    /// Most memory, in bytes, that each process of the program keeps in local RAM, such as 512M or 2G
+    #[arg(long, env = "RAMPOOL_LOCAL", value_name = "SIZE")]
+    local: ByteLen,
+
+    #[command(flatten)]
+    of_pool: PoolOptions,
+
+    /// Memory, in bytes, to lease from the servers [default: the sum of the amounts in --server if each names
+    /// one; else four times --local, at least 1 GiB, at most what is free, and more when needed; from a
+    /// private server: what is free]
+    #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
+    memory: Option<ByteLen>,
+
+    /// Directory on a disk of this machine that gets a copy of each page, perhaps with the most that copies
+    /// may take there (DIR=64G): all servers may be lost then. Without servers the pages themselves go there
+    /// [default: none; its size: nine tenths of what is free]
+    #[arg(long, env = "RAMPOOL_BACKUP", value_name = "DIR[=SIZE]", conflicts_with = "copies")]
+    backup: Option<Backup>,
 
     /// Bytes that one fault fetches, 4K to 2M
     #[arg(long, env = "RAMPOOL_PAGE_SIZE", default_value = "4K", value_name = "SIZE")]
@@ -109,14 +150,6 @@ pub struct Options {
     /// How to catch page faults: auto, uffd, uffd-user or segv (see `rampool doctor`)
     #[arg(long, env = "RAMPOOL_FAULT_MODE", default_value = "auto", value_name = "MODE")]
     fault_mode: String,
-
-    /// Compress pages on the network if the server agrees [default: off]
-    #[arg(long, env = "RAMPOOL_COMPRESSION")]
-    compression: bool,
-
-    /// Milliseconds without an answer after which a server counts as lost
-    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
-    op_deadline_ms: u64,
 
     /// Microseconds to spin for a server's answer or the next fault before sleeping, as long as most arrive
     /// within this time
@@ -239,26 +272,26 @@ impl Options {
     /// Refuses options that fit no program.
     pub fn check(&self) -> Result<()> {
         if let Some(server) =
-            self.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. }))
+            self.of_pool.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. }))
         {
             bail!(
                 "{}: `rampool run` does not use UCX, because it changes the process that loads it; name the server by its HOST:PORT (it listens there, too) or unix:PATH",
                 server.endpoint
             );
         }
-        if self.copies == Some(2) && self.servers.len() < 2 {
-            bail!("--copies 2 needs two servers: name each one with --server");
-        }
-        Ok(())
+        self.of_pool.check()
     }
 
     /// Leases memory for a program. Calls `below_full` where the machine does not allow the best fault mode.
     pub fn begin(&self, name: &str, below_full: impl FnOnce() -> Result<()>) -> Result<Begun> {
+        let of_pool = &self.of_pool;
         let run_dir = RunDir::create().context("cannot create the run's directory")?;
         // The server starts while the machine and the program are examined.
         let mut private = match &self.backup {
-            Some(backup) => Some(PrivateServer::on_disk(run_dir.path(), backup, self.key_file.as_deref())?),
-            None if self.servers.is_empty() => {
+            Some(backup) => {
+                Some(PrivateServer::on_disk(run_dir.path(), backup, of_pool.key_file.as_deref())?)
+            }
+            None if of_pool.servers.is_empty() => {
                 Some(PrivateServer::in_memory(run_dir.path(), self.memory, self.local)?)
             }
             None => None,
@@ -275,12 +308,12 @@ impl Options {
             libraries.push(libraries::agent_io()?);
         }
 
-        let mut servers = self.servers.clone();
+        let mut servers = of_pool.servers.clone();
         let mut bytes = self.memory;
         if let Some(server) = &mut private {
             server.wait_until_ready(run_dir.path())?;
             servers.push(server.spec.clone());
-            if self.servers.is_empty() {
+            if of_pool.servers.is_empty() {
                 let to = match &self.backup {
                     Some(backup) => format!("the disk of {}", backup.directory.display()),
                     None => "a private server on this machine".to_owned(),
@@ -293,7 +326,7 @@ impl Options {
             }
         }
         let is_stated = bytes.is_some();
-        let bytes = bytes.unwrap_or_else(|| wanted(&servers, self.local, self.copies.unwrap_or(1)));
+        let bytes = bytes.unwrap_or_else(|| wanted(&servers, self.local, of_pool.copies.unwrap_or(1)));
         if let Ok(there_is) = available::in_all()
             && self.local.0 > there_is
         {
@@ -303,21 +336,10 @@ impl Options {
                 ByteLen(there_is)
             ));
         }
-        let mut config = PoolConfig::new(servers, bytes, name);
-        if let Some(path) = &self.key_file {
-            config.key = Some(Key::load(path)?);
+        let mut config = of_pool.config(servers, bytes, name)?;
+        if self.backup.is_some() && !of_pool.servers.is_empty() {
+            config.copies = Copies::WithBackup;
         }
-        config.encryption = self.encryption;
-        let same_host = SameHost::from_environment().map_err(anyhow::Error::msg)?;
-        config.same_host = Some(same_host);
-        config.op_deadline = Duration::from_millis(self.op_deadline_ms);
-        config.compression = self.compression;
-        config.copies = match self.copies {
-            _ if self.backup.is_some() && !self.servers.is_empty() => Copies::WithBackup,
-            Some(2) => Copies::Two,
-            Some(_) => Copies::One,
-            None => Copies::TwoIfTheyFit,
-        };
         // Finds all other mistakes in the arguments before anything is leased.
         let bytes_of = |length: ByteLen| u32::try_from(length.0).unwrap_or(u32::MAX);
         let (page_bytes, prefetch_bytes) = (bytes_of(self.page_size), bytes_of(self.prefetch));
@@ -328,7 +350,7 @@ impl Options {
             ..Default::default()
         }
         .cache_config()?;
-        let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
+        let key_file = of_pool.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
         let pool = match connect(&config, Duration::from_secs(1)) {
             Err(ConnectError::TooLittle { wanted, missing, .. })
                 if !is_stated && wanted.0 - missing.0 >= LEAST_LEASE =>
@@ -350,16 +372,16 @@ impl Options {
             run_dir: run_dir.path().to_owned(),
             ticket: pool.lease_ticket(),
             key_file,
-            encryption: self.encryption,
-            same_host,
+            encryption: of_pool.encryption,
+            same_host: config.same_host.unwrap_or_default(),
             local_bytes: self.local.0,
             page_bytes,
             prefetch_bytes,
             fault_mode,
             evict_by_copy: std::env::var_os("RAMPOOL_EVICT_BY_COPY").is_some_and(|value| value == "1"),
             verify: self.verify,
-            op_deadline_ms: self.op_deadline_ms,
-            compression: self.compression,
+            op_deadline_ms: of_pool.op_deadline_ms,
+            compression: of_pool.compression,
             spin_us: self.spin_us,
             follow_faults: !self.no_follow,
         };
@@ -367,13 +389,16 @@ impl Options {
     }
 
     fn say_what_survives(&self, pool: &Pool) {
-        if let Some(backup) = self.backup.as_ref().filter(|_| !self.servers.is_empty()) {
+        if let Some(backup) = self.backup.as_ref().filter(|_| !self.of_pool.servers.is_empty()) {
             let directory = backup.directory.display();
             say_line(&format!(
                 "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be lost"
             ));
-        } else if self.servers.len() > 1 {
-            say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
+        } else if self.of_pool.servers.len() > 1 {
+            say_line(&format!(
+                "rampool: {}",
+                survives(pool.copies(), pool.servers().count(), self.of_pool.copies)
+            ));
         }
         for server in pool.lost_servers() {
             let name = pool.servers().nth(server.as_usize()).unwrap_or_default();

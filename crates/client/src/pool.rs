@@ -161,7 +161,8 @@ impl Reach {
         let rings = if same_host == SameHost::Socket {
             0
         } else {
-            features::RINGS | features::KEYS | features::PLACES
+            let long = if same_host == SameHost::LongRings { features::LONG_RINGS } else { 0 };
+            features::RINGS | features::KEYS | features::PLACES | long
         };
         let features = compression | rings | features::PIECES;
         let policy =

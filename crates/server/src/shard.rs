@@ -391,7 +391,10 @@ impl Shard {
             let refusal = self.judge(&stream);
             let may_stay = refusal.is_none();
             let config = &self.shared.config;
-            let rings = if config.rings { features::RINGS | features::KEYS } else { 0 };
+            let rings = match config.rings {
+                true => features::RINGS | features::KEYS | features::LONG_RINGS,
+                false => 0,
+            };
             let ucx = match self.poll.listener(listener).endpoint() {
                 // Made when the server began to listen.
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),

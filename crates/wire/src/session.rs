@@ -47,8 +47,12 @@ pub mod features {
     /// The server's frames may be read in their file, and replies say where pages lie ([`crate::places`]); only
     /// together with rings.
     pub const PLACES: u32 = 32;
+    /// The rings are long: the client moves much at a time; only together with rings.
+    pub const LONG_RINGS: u32 = 64;
+    /// Of those, what shared memory is needed for: over Unix sockets only.
+    pub const SHARED_MEMORY: u32 = RINGS | KEYS | PLACES | LONG_RINGS;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX | PIECES | PLACES;
+    pub const KNOWN: u32 = LZ4 | UCX | PIECES | SHARED_MEMORY;
 }
 
 /// The encryption that one side wants.

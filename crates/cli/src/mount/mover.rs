@@ -3,7 +3,7 @@
 //! It carries out the plans of [`rampool_files`] in the order in which they were made, as far as that matters
 //! ([`Turns`]), and answers the kernel when the servers have answered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -20,6 +20,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::buffers::Buffers;
 use crate::run::caretaker;
 use crate::run::redundancy::{KNOCK_EVERY, Knocks};
+
+/// Bytes of reads that are under way for each server: two of the longest reads, so that one comes while the
+/// other is copied to the kernel. More only take each other's place in the CPUs' caches, and in the rings.
+const MOST_READ_BYTES: usize = 2 << 20;
 
 /// What is to be done with bytes.
 pub enum Job {
@@ -84,6 +88,10 @@ enum Work {
     Clear { zero: Vec<(PageIndex, Range<usize>)>, freed: Vec<Extent>, done: Done },
 }
 
+fn len_of(pieces: &[Piece]) -> usize {
+    pieces.iter().map(|piece| piece.pages as usize * PAGE_BYTES).sum()
+}
+
 pub struct Mover {
     // Dropped before the buffers of `operations`: from then on nothing is received into them.
     pool: Pool,
@@ -94,6 +102,10 @@ pub struct Mover {
     turns: Turns,
     /// By their turns' numbers, which are the pool's tokens, too.
     operations: BTreeMap<u64, Operation>,
+    /// Bytes of reads that are under way, how many may be, and reads that wait until there are fewer.
+    read_bytes: usize,
+    most_read_bytes: usize,
+    later: VecDeque<u64>,
     knocks: Knocks,
     said_full: bool,
 }
@@ -103,6 +115,7 @@ impl Mover {
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (sender, jobs) = channel();
         let way = Jobs { jobs: sender, doorbell: Arc::clone(&doorbell) };
+        let most_read_bytes = MOST_READ_BYTES * pool.servers().count();
         let mover = Self {
             pool,
             region,
@@ -111,6 +124,9 @@ impl Mover {
             buffers,
             turns: Turns::default(),
             operations: BTreeMap::new(),
+            read_bytes: 0,
+            most_read_bytes,
+            later: VecDeque::new(),
             knocks: Knocks::new(),
             said_full: false,
         };
@@ -131,6 +147,7 @@ impl Mover {
                 rests = false;
                 self.happened(event);
             }
+            self.begin_reads();
             if self.pool.copies() > 1 {
                 self.knocks.look(&mut self.pool);
             }
@@ -159,9 +176,8 @@ impl Mover {
             Job::Read { pieces, within, bytes, reply } => {
                 let there = pieces.iter().filter_map(|piece| Some(Extent::new(piece.at?, piece.pages)));
                 let pages = there.collect();
-                let len = pieces.iter().map(|piece| piece.pages as usize * PAGE_BYTES).sum();
                 let work = Work::Read { pieces, within, bytes, reply };
-                (Access::Read, pages, Operation { buffer: self.buffers.take(len), work })
+                (Access::Read, pages, Operation { buffer: Vec::new(), work })
             }
             Job::Write { plan, buffer, within, bytes, reply } => {
                 let pages = plan.pages.clone();
@@ -178,6 +194,30 @@ impl Mover {
         let (number, begins) = self.turns.enter(access, pages);
         self.operations.insert(number, operation);
         if begins {
+            self.may_begin(number);
+        }
+    }
+
+    /// No other operation excludes this one. A read waits all the same while many bytes are under way.
+    fn may_begin(&mut self, number: u64) {
+        match self.operations[&number].work {
+            Work::Read { .. } => self.later.push_back(number),
+            Work::Write { .. } | Work::Clear { .. } => self.begin(number),
+        }
+    }
+
+    fn begin_reads(&mut self) {
+        while let Some(&number) = self.later.front() {
+            let operation = self.operations.get_mut(&number).expect("it has entered");
+            let Work::Read { pieces, .. } = &operation.work else { unreachable!("only reads wait here") };
+            let len = len_of(pieces);
+            if self.read_bytes > 0 && self.read_bytes + len > self.most_read_bytes {
+                break;
+            }
+            self.later.pop_front();
+            self.read_bytes += len;
+            // Taken now: the one that was given back last is still in the CPU's caches.
+            operation.buffer = self.buffers.take(len);
             self.begin(number);
         }
     }
@@ -283,6 +323,9 @@ impl Mover {
 
     fn end(&mut self, number: u64, outcome: Result<(), Errno>) {
         let Operation { buffer, work } = self.operations.remove(&number).expect("it ends once");
+        if let Work::Read { pieces, .. } = &work {
+            self.read_bytes -= len_of(pieces);
+        }
         match (work, outcome) {
             (Work::Read { within, bytes, reply, .. }, Ok(())) => reply.data(&buffer[within..within + bytes]),
             (Work::Read { reply, .. }, Err(error)) => reply.error(error),
@@ -294,7 +337,7 @@ impl Mover {
         }
         self.buffers.give(buffer);
         for next in self.turns.leave(number) {
-            self.begin(next);
+            self.may_begin(next);
         }
     }
 

@@ -4,7 +4,7 @@
 use super::carrier::{Carrier, CarrierKind};
 use super::fabric::{Fabric, FabricError, Opening};
 use super::link::Link;
-use super::rings::{RING_BYTES, Rings};
+use super::rings::{LONG_RING_BYTES, RING_BYTES, Rings};
 use super::seal::{MAX_PLAIN_BYTES, Proof, Seal, TAG_BYTES};
 use super::tcp::{Endpoint, Peer, Stream};
 use crate::key::{Key, random_bytes};
@@ -27,8 +27,7 @@ use std::time::Instant;
 pub struct LocalPolicy {
     pub key: Option<Key>,
     pub encryption: Encryption,
-    /// Bits of `session::features`, but for that of UCX. Those of rings, keys and places count for Unix sockets
-    /// only.
+    /// Bits of `session::features`, but for that of UCX. Those of shared memory count for Unix sockets only.
     pub features: u32,
     /// With it, a client only connects over UCX, and a server accepts UCX from clients that ask for it; the
     /// handshake goes over TCP.
@@ -39,11 +38,7 @@ impl LocalPolicy {
     fn features_over(&self, stream: &Stream) -> u32 {
         let unix = matches!(stream.peer(), Peer::Unix { .. });
         let ucx = if self.ucx.is_some() && !unix { features::UCX } else { 0 };
-        (if unix {
-            self.features
-        } else {
-            self.features & !(features::RINGS | features::KEYS | features::PLACES)
-        }) | ucx
+        (if unix { self.features } else { self.features & !features::SHARED_MEMORY }) | ucx
     }
 }
 
@@ -362,7 +357,8 @@ impl Handshake {
         } else if self.asked.is_some() {
             self.expect(OFFER_BYTES, State::AwaitOffer(seal, agreed));
         } else {
-            let offer = match Rings::offer(self.ring_bytes) {
+            let is_long = agreed.features & features::LONG_RINGS != 0;
+            let offer = match Rings::offer(if is_long { LONG_RING_BYTES } else { self.ring_bytes }) {
                 Ok((rings, offer, fd)) => {
                     self.rings = Some(Box::new(rings));
                     self.hand_over.push(fd);

@@ -20,6 +20,9 @@ use std::sync::atomic::{Ordering, fence};
 /// Bytes of each ring to a server: both together, and what they are copied from or to, fit the caches that
 /// two neighbouring cores have.
 pub const RING_BYTES: u32 = 256 << 10;
+/// ... and for a client that asks for much at a time and does other work before it takes it: meanwhile the
+/// server need not wait for room.
+pub const LONG_RING_BYTES: u32 = 2 << 20;
 /// So many bytes are published at once: the other side takes them while the next are on their way.
 const PUBLISH_BYTES: usize = 16 << 10;
 /// After so many reads of an empty ring the socket is read: for the peer's end, and for doorbells that are no

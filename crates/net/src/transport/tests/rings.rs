@@ -1,7 +1,7 @@
 //! Shared memory whose other side is spoilt, slow, deaf, or dead.
 
 use super::*;
-use crate::transport::rings::RING_BYTES;
+use crate::transport::rings::{LONG_RING_BYTES, RING_BYTES};
 use rampool_kernel::sealed::SealedMemory;
 use rampool_wire::rings::{Direction, Geometry, OFFER_BYTES, Offer, Word};
 use rampool_wire::session::{PREFACE_BYTES, Preface};
@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
 const PLAIN: LocalPolicy =
-    LocalPolicy { key: None, encryption: Encryption::Auto, features: features::RINGS, ucx: None };
+    LocalPolicy { key: None, encryption: Encryption::Auto, features: BOTH_RINGS, ucx: None };
+const BOTH_RINGS: u32 = features::RINGS | features::LONG_RINGS;
 
 /// A client that follows the protocol as far as the shared memory, and does with that what it likes.
 struct Hostile {
@@ -20,10 +21,14 @@ struct Hostile {
 
 /// A server's link, and the hostile client at its other end.
 fn hostile() -> (Link, Hostile) {
+    hostile_with(features::RINGS)
+}
+
+fn hostile_with(features: u32) -> (Link, Hostile) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let socket = Stream::adopt(ours).unwrap();
     let mut server = Handshake::server(Stream::adopt(theirs).unwrap(), PLAIN, None);
-    socket.send_from(&Preface::ask(Encryption::Auto, false, features::RINGS, 1).encode()).unwrap();
+    socket.send_from(&Preface::ask(Encryption::Auto, false, features, 1).encode()).unwrap();
     assert!(server.advance::<()>().unwrap().is_none());
     let mut preface = [0; PREFACE_BYTES];
     assert_eq!(socket.receive_into(&mut preface).unwrap(), Some(PREFACE_BYTES));
@@ -40,6 +45,14 @@ fn hostile() -> (Link, Hostile) {
 impl Hostile {
     fn count(&self, direction: Direction, word: Word) -> &std::sync::atomic::AtomicU64 {
         self.memory.word64(self.geometry.word(direction, word))
+    }
+}
+
+#[test]
+fn rings_are_as_long_as_the_client_asks() {
+    for (features, bytes) in [(features::RINGS, RING_BYTES), (BOTH_RINGS, LONG_RING_BYTES)] {
+        let (_link, peer) = hostile_with(features);
+        assert_eq!(peer.geometry.ring_bytes(), bytes as usize);
     }
 }
 
