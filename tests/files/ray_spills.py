@@ -1,4 +1,5 @@
-"""Objects of Ray that are larger than its store together: ray_spills.py DIRECTORY. Prints the bytes spilled there."""
+"""Objects of Ray that are larger than its store together: ray_spills.py DIRECTORY. Prints the bytes spilled
+there."""
 
 import os
 import sys

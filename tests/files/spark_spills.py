@@ -1,4 +1,5 @@
-"""A sort of Spark that is larger than its memory: spark_spills.py ROWS DIRECTORY. Prints the bytes spilled."""
+"""A sort of Spark that is larger than its memory: spark_spills.py ROWS DIRECTORY. Prints the bytes
+spilled."""
 
 import json
 import sys
