@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Files in the pool against the direct view: a file is read in order, in pieces of 1 MiB that the kernel does
-not have, and as many bytes by gets of 1 MiB. Both in the same run, taking turns; medians and their ratio.
+not have, and as many bytes by gets of 1 MiB; and written in order, until `fsync` returns. All in the same
+run, taking turns; medians and their ratio.
 
 `python3 bench/files.py [--json FILE] [--rounds N] [--quick]`, as root on an otherwise idle machine, with the
 Python package (`make wheel`). RAMPOOL_BIN names the binary.
@@ -32,6 +33,17 @@ def through_file(path, mib):
         for _ in range(mib):
             if file.readinto(into) != MIB:
                 raise SystemExit("the file is cut short")
+        return mib * MIB / (time.monotonic() - began)
+
+
+def written(path, mib):
+    """Bytes a second."""
+    piece = os.urandom(MIB)
+    with open(path, "r+b", buffering=0) as file:
+        began = time.monotonic()
+        for _ in range(mib):
+            file.write(piece)
+        os.fsync(file.fileno())
         return mib * MIB / (time.monotonic() - began)
 
 
@@ -78,13 +90,14 @@ def one_server(report, name, listen, at, rounds, mib):
             table = pool.remote("table", (mib * MIB,), "u1")
             for number in range(mib):
                 table[number * MIB : (number + 1) * MIB] = numpy.frombuffer(os.urandom(MIB), "u1")
-            seen = {through_file: [], by_gets: []}
+            seen = {through_file: [], by_gets: [], written: []}
             for turn in range(rounds):
-                for way in (through_file, by_gets) if turn % 2 == 0 else (by_gets, through_file):
-                    seen[way].append(way(at / "file" if way is through_file else table, mib))
-        files, gets = ([bytes_ / MIB for bytes_ in each] for each in seen.values())
+                for way in list(seen)[:: 1 if turn % 2 == 0 else -1]:
+                    seen[way].append(way(table if way is by_gets else at / "file", mib))
+        files, gets, writes = ([bytes_ / MIB for bytes_ in each] for each in seen.values())
         report.series(f"{name}: a file in order", "MiB/s", files)
         report.series(f"{name}: gets of 1 MiB", "MiB/s", gets)
+        report.series(f"{name}: a file written in order, fsync", "MiB/s", writes)
         report.ratio(f"{name}: file / gets", ratios(files, gets), ">= 0.6")
     finally:
         mount.terminate()

@@ -56,6 +56,7 @@ measure() { # PART, then options
     shared-time) "$bench" bench shared --only time "${@:2}" ;;
     world) python3 bench/world.py "${@:2}" ;;
     block) python3 bench/block.py "${@:2}" ;;
+    files) wheel && .venv/bin/python bench/files.py "${@:2}" ;;
     python) wheel && .venv/bin/python bench/python.py "${@:2}" ;;
     *) "$bench" bench "$@" ;;
     esac

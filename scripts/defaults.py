@@ -58,6 +58,12 @@ SETTINGS = {
         "crates/session/src/pace.rs": ["CALM", "LOWEST", "HIGHEST", "LONGEST_PAUSE", "LATE_QUARTERS", "WINDOW", "MOST_PATIENCE", "ENOUGH"],
         "crates/session/src/session.rs": ["SPARE_SILENCE", "SPARE_SLOWEST", "MOST_SPARE_SILENCE", "SUSPICION", "SLOWEST"],
     },
+    "files": {
+        "crates/cli/src/mount.rs": ["READ_AHEAD_KIB", "DIRTY_PERCENT"],
+        "crates/cli/src/mount/kernel_files.rs": ["REQUEST_BYTES", "BACKGROUND"],
+        "crates/cli/src/mount/mover.rs": ["MOST_READ_BYTES"],
+        "crates/net/src/transport/rings.rs": ["LONG_RING_BYTES"],
+    },
     "sharing": {
         "crates/sharing/src/config.rs": ["impl Default for Tuning"],
         "crates/sharing/src/channel.rs": ["impl Default for ChannelConfig"],
@@ -73,6 +79,7 @@ ALSO = {
     "paging": "pages of the private store are read in place",
     "servers": "clients on the same machine use shared memory",
     "copies": "",
+    "files": "a mount uses long rings, and the kernel's cache of what it writes",
     "sharing": "",
 }
 
@@ -101,6 +108,7 @@ PARTS = {
     "shared-time": (SHARED, 30),
     "predict": (SHARED, 180),
     "block": (DIRECT, 180),
+    "files": ((*DIRECT, "files"), 60),
     "python": (PAGED, 1800),
 }
 

@@ -1,5 +1,4 @@
-"""Objects of Ray that are larger than its store together: ray_spills.py DIRECTORY. Prints the bytes spilled
-there."""
+"""More objects of Ray than its store has room for: ray_spills.py DIRECTORY. Prints the bytes spilled."""
 
 import os
 import sys

@@ -1,5 +1,4 @@
-"""A sort of Spark that is larger than its memory: spark_spills.py ROWS DIRECTORY. Prints the bytes
-spilled."""
+"""A sort larger than Spark's memory: spark_spills.py ROWS DIRECTORY. Prints the bytes spilled."""
 
 import json
 import sys
