@@ -94,6 +94,9 @@ fn frames() -> Vec<Vec<u8>> {
     let (mut scatter, mut scan, mut copy) = (Vec::new(), Vec::new(), Vec::new());
     window.encode_with(&[7], &mut scatter);
     ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
+    let mut grouped = Vec::new();
+    let by = (RegionId(3), &window.program);
+    ScanRequest::encode_keyed_table(&window, ([1; 8], [2; 8]), by, &mut grouped);
     let reference = Reference { regions: vec![RegionId(4), RegionId(5)], program: window.program.clone() }
         .encode()
         .unwrap();
@@ -141,6 +144,7 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scatter, 5), &scatter, 4096)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 6).with_arg(0x07_0504), &scan, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 6).with_arg(0x0407_0104), &grouped, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::FetchOp, 7).with_arg(0x204), &[8; 24], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Copy, 8), &copy, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Push, 9), &push, 0)),
@@ -375,6 +379,8 @@ fn conversation(odd: u64) -> Vec<u8> {
     window.encode(&mut gather);
     window.encode_with(&[rampool_wire::checksum::crc32c(&bytes)], &mut update);
     ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
+    let mut grouped = Vec::new();
+    ScanRequest::encode_keyed_table(&window, ([1; 8], [2; 8]), (RegionId(3), &window.program), &mut grouped);
     let endpoint = "unix:/nonexistent/rampool".to_owned();
     let (source, target) = (window.clone(), window);
     CopyRequest { source, target, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);
@@ -384,6 +390,7 @@ fn conversation(odd: u64) -> Vec<u8> {
         say(Opcode::Accumulate, region, 0x604, &update, &bytes);
         say(Opcode::Gather, region, 0, &gather, &[]);
         say(Opcode::Scan, region, 0x07_0504, &scan, &[]);
+        say(Opcode::Scan, region, 0x0407_0104, &grouped, &[]);
         say(Opcode::FetchOp, region, fetch.0, &fetch.1, &[]);
         say(Opcode::ReadPiece, region, 0x300_8ff7, &[], &[]);
     }

@@ -346,6 +346,42 @@ typedef struct {
 } rampool_key_stats;
 
 /**
+ * A column of numbers: what `layout` selects from `offset` of the region on.
+ */
+typedef struct {
+  const rampool_direct_region *region;
+  uint64_t offset;
+  const rampool_layout *layout;
+  /**
+   * RAMPOOL_KIND_....
+   */
+  uint32_t kind;
+} rampool_column;
+
+/**
+ * A number of a column's kind.
+ */
+typedef union {
+  int32_t i32;
+  uint32_t u32;
+  int64_t i64;
+  uint64_t u64;
+  float f32;
+  double f64;
+} rampool_number;
+
+/**
+ * A key, and what the elements that have it and are selected come to. NaNs are no least or greatest where
+ * there is another.
+ */
+typedef struct {
+  rampool_number key;
+  rampool_total total;
+  rampool_number least;
+  rampool_number greatest;
+} rampool_group;
+
+/**
  * Which heads are wanted: those with the bytes of `head` wherever `mask` has a bit, as MPI matches by source
  * and tag. Of `head` and `mask` the first `bytes` count; a shorter head is not wanted.
  */
@@ -1142,6 +1178,27 @@ rampool_status rampool_direct_put_from(rampool_direct *direct,
 rampool_status rampool_direct_key_stats(const rampool_direct *direct,
                                         rampool_key_stats *stats,
                                         size_t size);
+
+/**
+ * Counts and sums the selected elements of a column for each key, and finds their least and greatest: the
+ * elements of `keys`, integers, say to which group each element of `column` belongs, and are as many. The
+ * filter is of the elements. The servers add up. Writes the first `room` groups, by ascending keys; `*count`
+ * is the number of all; if it is more than `room`, the call succeeds and the rest is not written. More than
+ * 2^20 different keys are refused. Blocks until all servers have answered. A change of keys that was started
+ * in another region than the column's must have ended.
+ *
+ * Requirements:
+ * `direct` as for rampool_direct_accumulate(); `keys` and `column` are null or valid, with regions that
+ * belong to it and layouts that were not freed; `filter` is null (all elements) or valid; `groups` has room
+ * for `room` items, and is not null unless `room` is 0; `count` can be written.
+ */
+rampool_status rampool_direct_group(rampool_direct *direct,
+                                    const rampool_column *keys,
+                                    const rampool_column *column,
+                                    const rampool_filter *filter,
+                                    rampool_group *groups,
+                                    size_t room,
+                                    uint64_t *count);
 
 /**
  * Opens the queue of this name. If it does not exist it is created, for at most `messages` messages with

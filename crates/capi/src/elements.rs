@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use runtime::direct::{Direct, DirectError, DirectRegion, Filter, Number, Total};
+use runtime::direct::{Direct, DirectError, DirectRegion, Filter, Number};
 use runtime::proto::elements::{Combine, Kind, of_kind};
 use runtime::proto::layout::Layout;
 
@@ -116,7 +116,7 @@ unsafe fn store<T: Number>(value: T, to: *mut c_void) {
 ///
 /// # Safety
 /// `filter` is null or valid, and its numbers are null or of this kind.
-unsafe fn filter_of<T: Number>(filter: *const RampoolFilter) -> Option<Filter<T>> {
+pub(crate) unsafe fn filter_of<T: Number>(filter: *const RampoolFilter) -> Option<Filter<T>> {
     // SAFETY: the caller's promise.
     let Some(filter) = (unsafe { filter.as_ref() }) else { return Some(Filter::all()) };
     if filter.test == RAMPOOL_TEST_ALL {
@@ -358,19 +358,7 @@ impl Want for Sum {
         filter: Filter<T>,
     ) -> Result<(), DirectError> {
         let (count, total) = direct.sum(region, self.offset, column, filter)?;
-        let bytes = if let Total::Integer(whole) = total { whole.to_le_bytes() } else { [0; 16] };
-        let (low, high) = bytes.split_at(8);
-        self.total = RampoolTotal {
-            count,
-            low: u64::from_le_bytes(low.try_into().expect("eight bytes")),
-            high: i64::from_le_bytes(high.try_into().expect("eight bytes")),
-            real: match total {
-                #[expect(clippy::cast_precision_loss, reason = "rounded, as documented")]
-                Total::Integer(whole) => whole as f64,
-                Total::Float(real) => real,
-                _ => f64::NAN,
-            },
-        };
+        self.total = RampoolTotal::new(count, total);
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 //!   direct  rampool.h too: the direct view and its layouts
 //!    started rampool.h too: gets and puts of the direct view that are started now and waited for later
 //!    elements rampool.h too: updates, filters, totals and copies in the direct view
+//!    group    rampool.h too: totals for each key
 //!    exposed rampool.h too: regions handed over to other processes, and memory that a server has a key to
 //!   queue   rampool.h too: the direct view's queues
 //!    shared_direct rampool.h too: shared regions in the direct view, for ranks and other processes
@@ -20,6 +21,7 @@
 mod direct;
 mod elements;
 mod exposed;
+mod group;
 mod queue;
 mod shared;
 mod shared_direct;

@@ -42,10 +42,12 @@
 //! that needs it ends with an error that names it.
 
 mod exposed;
+mod group;
 mod listener;
 mod queue;
 
 pub use exposed::Exposed;
+pub use group::{Column, Group, Key};
 pub use listener::{ListenError, QueueListener, Verdict};
 pub use queue::{Message, PendingSend, Queue, QueueError, SendBody};
 pub use rampool_wire::frame::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
@@ -99,6 +101,8 @@ pub enum DirectError {
         "the layout of the region selects {there} bytes, the local layout {here}; both must select as many"
     )]
     Lengths { there: u64, here: u64 },
+    #[error("there are {keys} keys for {elements} elements; each element has one")]
+    Keys { keys: u64, elements: u64 },
     #[error("{how:?} is not defined for elements of kind {kind:?}")]
     NotForKind { kind: Kind, how: Combine },
     #[error("a region's name has 1 to {MAX_NAME_BYTES} bytes")]

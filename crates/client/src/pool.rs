@@ -36,7 +36,7 @@ mod ticket;
 
 pub use config::{Copies, LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
 pub use direct::RegionSelector;
-pub(crate) use direct::{Job, MOST_COPIED_BYTES, MOST_SCANNED, ScanPart};
+pub(crate) use direct::{GroupPart, Job, MOST_COPIED_BYTES, MOST_GROUPED, MOST_SCANNED, ScanPart};
 pub use keyed::KeyStats;
 pub(crate) use queue::QueueReply;
 pub use stats::{Histogram, PoolStats, ServerState, ServerStats};

@@ -1,6 +1,7 @@
 //! One client's connection: requests in, replies out.
 
 pub(super) mod direct;
+mod grouped;
 mod keyed;
 pub(super) mod queue;
 mod rows;
@@ -309,6 +310,7 @@ enum Asked {
 enum Paused {
     Gather(Box<direct::Gathering>),
     Scan(Box<direct::Scanning>),
+    Group(Box<grouped::Grouping>),
     Get(Box<Getting>),
     Put(Box<Putting>),
     Clone(Header),
@@ -549,6 +551,7 @@ impl Connection {
         match &self.paused {
             Some(Paused::Gather(gathering)) => gathering.bytes(),
             Some(Paused::Scan(scanning)) => scanning.bytes(),
+            Some(Paused::Group(grouping)) => grouping.bytes(),
             Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
             Some(
                 Paused::Free(_)
@@ -664,6 +667,7 @@ impl Connection {
         match paused {
             Paused::Gather(gathering) => self.go_on_gathering(shared, buffers, *gathering, false),
             Paused::Scan(scanning) => self.go_on_scanning(shared, buffers, *scanning),
+            Paused::Group(grouping) => self.go_on_grouping(shared, buffers, *grouping),
             Paused::Update(updating) => self.go_on_updating(shared, buffers, *updating),
             Paused::Get(getting) => self.go_on_getting(shared, buffers, *getting),
             Paused::Put(putting) => self.go_on_putting(shared, buffers, *putting),
@@ -1466,7 +1470,7 @@ impl Connection {
                 let Attaching { lease, member, connection, .. } = *attaching;
                 shared.directory().disconnected(shared.now(), lease.id, member, connection);
             }
-            Some(Paused::Scan(_) | Paused::Discard(..)) | None => {}
+            Some(Paused::Scan(_) | Paused::Group(_) | Paused::Discard(..)) | None => {}
         }
         shared.disconnect(&self.tenant);
         self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));

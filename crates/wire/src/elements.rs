@@ -8,6 +8,10 @@
 //!
 //! This module never sees where the bytes lie.
 
+mod groups;
+
+pub use groups::{GROUP_BYTES, Group, Groups, MAX_GROUPED};
+
 /// The type of an element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -76,7 +80,7 @@ impl Kind {
         }
     }
 
-    fn is_float(self) -> bool {
+    pub(crate) fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64)
     }
 }
@@ -152,6 +156,19 @@ trait Element: Copy + PartialOrd {
     fn add_to(self, sum: &mut Sum);
     /// NaN.
     fn is_none(self) -> bool;
+}
+
+fn passes<T: Element>(test: Test, value: T, low: T, high: T) -> bool {
+    match test {
+        Test::All => true,
+        Test::Equal => value == low,
+        Test::NotEqual => value != low,
+        Test::Less => value < low,
+        Test::LessOrEqual => value <= low,
+        Test::Greater => value > low,
+        Test::GreaterOrEqual => value >= low,
+        Test::Between => value >= low && value <= high,
+    }
 }
 
 /// A running sum.
@@ -309,16 +326,6 @@ impl Scan {
 
     fn feed_of<T: Element>(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let (low, high) = (T::read(&self.low), T::read(&self.high));
-        let matches = |value: T| match self.test {
-            Test::All => true,
-            Test::Equal => value == low,
-            Test::NotEqual => value != low,
-            Test::Less => value < low,
-            Test::LessOrEqual => value <= low,
-            Test::Greater => value > low,
-            Test::GreaterOrEqual => value >= low,
-            Test::Between => value >= low && value <= high,
-        };
         let mut sum =
             Sum { whole: i128::from_le_bytes(self.reduced.value), float: f64::read(&self.reduced.value) };
         let mut best = T::read(&self.reduced.value);
@@ -326,7 +333,7 @@ impl Scan {
             let value = T::read(chunk);
             let position = self.position;
             self.position += 1;
-            if !matches(value) {
+            if !passes(self.test, value, low, high) {
                 continue;
             }
             match self.want {

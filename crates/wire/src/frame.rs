@@ -32,7 +32,7 @@ pub use data::{
 };
 
 pub use direct::{
-    Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_STEPS, MAX_PROGRAM_BYTES, Piece,
+    Block, Change, CopyRequest, FetchOp, Keys, MAX_DIRECT_BYTES, MAX_DIRECT_STEPS, MAX_PROGRAM_BYTES, Piece,
     Pieces, ScanRequest, Window, accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs,
     parse_piece_crc, parse_reduced, patched_crc,
 };

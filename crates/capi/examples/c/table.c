@@ -56,6 +56,8 @@ int main(int argc, char **argv)
     bool found;
     rampool_total total;
     rampool_filter below_zero = {RAMPOOL_TEST_LESS, &zero, NULL}, none = {RAMPOOL_TEST_GREATER, NULL, NULL};
+    rampool_column by, of;
+    rampool_group groups[4];
     rampool_filter some = {RAMPOOL_TEST_BETWEEN, &zero, &hundred};
 
     if (rows < 10) {
@@ -142,6 +144,29 @@ int main(int argc, char **argv)
     MUST(rampool_direct_select(direct, table, balance_at, column, RAMPOOL_KIND_I64, NULL, NULL, 0, &n));
     CHECK(n == rows);
 
+    /* A total for each key: `copy` says which row belongs to which of five. */
+    MUST(rampool_direct_put(direct, copy, 0, operands, rows * sizeof *operands));
+    by = (rampool_column){copy, 0, packed, RAMPOOL_KIND_I64};
+    of = (rampool_column){table, balance_at, column, RAMPOOL_KIND_I64};
+    MUST(rampool_direct_group(direct, &by, &of, &some, groups, 4, &count));
+    CHECK(count <= 5);
+    MUST(rampool_direct_group(direct, &by, &of, NULL, groups, 4, &count));
+    CHECK(count == 5);
+    for (n = 0; n < 4; n++) {
+        int64_t group = 0, low = INT64_MAX, high = INT64_MIN;
+        uint64_t row;
+
+        for (row = n; row < rows; row += 5) {
+            value = content[row].balance;
+            group += value;
+            low = value < low ? value : low;
+            high = value > high ? value : high;
+        }
+        CHECK(groups[n].key.i64 == (int64_t)n && groups[n].total.count == (rows - n + 4) / 5);
+        CHECK((int64_t)groups[n].total.low == group && groups[n].total.real == (double)group);
+        CHECK(groups[n].least.i64 == low && groups[n].greatest.i64 == high);
+    }
+
     /* A column becomes an array of its own, from server to server. */
     MUST(rampool_direct_copy(direct, table, balance_at, column, copy, 0, packed));
     MUST(rampool_direct_get(direct, copy, 0, balances, rows * sizeof *balances));
@@ -156,6 +181,12 @@ int main(int argc, char **argv)
     REFUSED(rampool_direct_sum(direct, table, rows * sizeof(struct row), column, RAMPOOL_KIND_I64, NULL, &total), "reaches");
     REFUSED(rampool_direct_sum(direct, table, 0, column, RAMPOOL_KIND_I64, &none, &total), "filter");
     REFUSED(rampool_direct_copy(direct, table, 0, column, copy, 0, word), "bytes");
+    REFUSED(rampool_direct_group(direct, &by, &of, &none, groups, 4, &n), "filter");
+    REFUSED(rampool_direct_group(direct, &by, &of, NULL, NULL, 1, &n), "null");
+    by.kind = RAMPOOL_KIND_F64;
+    REFUSED(rampool_direct_group(direct, &by, &of, NULL, groups, 4, &n), "integers");
+    by = (rampool_column){copy, 0, word, RAMPOOL_KIND_I64};
+    REFUSED(rampool_direct_group(direct, &by, &of, NULL, groups, 4, &n), "1 keys");
     REFUSED(rampool_direct_select(direct, table, 0, column, RAMPOOL_KIND_I64, NULL, NULL, 1, &n), "null");
 
     printf("%" PRIu64 " rows: sum %" PRId64 ", %" PRIu64 " below zero\n", rows, sum, negative);

@@ -12,7 +12,7 @@ use rampool_net::transport::{Link, PieceMut};
 use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_pinning::path::{NoZeroCopy, Wish};
 use rampool_session::{Ask, Class, PageSet, SENT_TOGETHER_BYTES};
-use rampool_wire::elements::{Combine, Kind, Test, Want};
+use rampool_wire::elements::{Combine, GROUP_BYTES, Kind, MAX_GROUPED, Test, Want};
 use rampool_wire::frame::{
     Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, Piece, RegionId, ScanRequest, Status, Window,
     accumulate_arg,
@@ -20,7 +20,7 @@ use rampool_wire::frame::{
 use rampool_wire::layout::{Collector, Program, Run, Runs};
 use rampool_wire::session::Security;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -39,6 +39,8 @@ const BODY_REQUEST_BYTES: u64 = 128 << 10;
 const MOST_REQUESTS: u64 = 1 << 20;
 /// Bytes that one copy moves at most.
 pub(crate) const MOST_COPIED_BYTES: u64 = MOST_REQUESTS * COPY_REQUEST_BYTES;
+/// Elements that one scan by keys looks at at most.
+pub(crate) const MOST_GROUPED: u64 = MOST_REQUESTS * MAX_GROUPED as u64;
 /// Elements that one scan looks at at most.
 pub(crate) const MOST_SCANNED: u64 = MOST_REQUESTS * SCAN_REQUEST_ELEMENTS;
 /// Runs of one request, so that its pieces stay below the wire's limit however they lie.
@@ -70,6 +72,13 @@ pub(crate) struct ScanPart {
     pub request: u64,
     pub server: ServerIndex,
     pub spans: Vec<(u64, u64)>,
+}
+
+/// One request of a scan by keys, which looks at so many elements.
+pub(crate) struct GroupPart {
+    pub request: u64,
+    pub server: ServerIndex,
+    pub elements: u32,
 }
 
 /// A request in the making.
@@ -381,74 +390,58 @@ impl Pool {
             shell.submit(id, ask, now);
             shell.send(now);
         };
-        let window = |program: Program, from: u64, len: u64| Window {
-            program,
-            from,
-            len: u32::try_from(len).expect("at most COPY_REQUEST_BYTES"),
-        };
-        let whole = only_holder(from, servers, source).zip(only_holder(to, servers, target));
-        let short = |program: &Program| program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
-        if source.bytes() > 0
-            && let Some((here, there)) = whole
-            && short(source)
-            && short(target)
-        {
-            let most = COPY_REQUEST_BYTES
-                .min(REQUEST_RUNS.saturating_mul(source.shortest_run().min(target.shortest_run())));
-            for from in
-                (0..source.bytes()).step_by(usize::try_from(most).expect("at most COPY_REQUEST_BYTES"))
-            {
-                let len = most.min(source.bytes() - from);
-                order(here, there, window(source.clone(), from, len), window(target.clone(), from, len));
-            }
-            shell.sealed(op, now);
-            return;
-        }
-        let mut open: BTreeMap<(ServerIndex, ServerIndex), [Collector; 2]> = BTreeMap::new();
-        let collectors = || [(); 2].map(|()| Collector::new(CopyRequest::MAX_PROGRAM_BYTES));
-        let mut finish = |(here, there): (ServerIndex, ServerIndex),
-                          [mut source, mut target]: [Collector; 2]| {
-            let len = source.bytes();
-            let programs =
-                [&mut source, &mut target].map(|side| side.finish().expect("the runs come out of a program"));
-            let [source, target] = programs.map(|program| window(program, 0, len));
+        let sides =
+            [Side { spread: from, program: source, unit: 1 }, Side { spread: to, program: target, unit: 1 }];
+        pair_up(sides, servers, COPY_REQUEST_BYTES, |(here, there), [source, target]| {
             order(here, there, source, target);
-        };
-        let in_stripe = |side: Spread<'_>, offset: i64| {
-            side.stripe_bytes() - offset.cast_unsigned() % side.stripe_bytes()
-        };
-        let mut targets = target.runs();
-        let mut there_run = Run { offset: 0, len: 0 };
-        for mut here_run in source.runs() {
-            while here_run.len > 0 {
-                if there_run.len == 0 {
-                    there_run = targets.next().expect("both sides select as many bytes");
-                }
-                let pair = (
-                    from.holder(here_run.offset.cast_unsigned()),
-                    to.holder(there_run.offset.cast_unsigned()),
-                );
-                let sides = open.entry(pair).or_insert_with(collectors);
-                let room = COPY_REQUEST_BYTES - sides[0].bytes();
-                let stripes = in_stripe(from, here_run.offset).min(in_stripe(to, there_run.offset));
-                let len = here_run.len.min(there_run.len).min(stripes).min(room);
-                let [here, there] = sides;
-                let part = |run: Run| Run { offset: run.offset, len };
-                let fits = len > 0 && here.may_push(part(here_run)) && there.may_push(part(there_run));
-                if !fits {
-                    let sides = open.remove(&pair).expect("it was there a moment ago");
-                    finish(pair, sides);
-                    continue;
-                }
-                assert!(here.push(part(here_run)) && there.push(part(there_run)), "they fit");
-                let rest = |run: Run| Run { offset: run.offset + len.cast_signed(), len: run.len - len };
-                (here_run, there_run) = (rest(here_run), rest(there_run));
-            }
-        }
-        for (pair, sides) in open {
-            finish(pair, sides);
-        }
+        });
         shell.sealed(op, now);
+    }
+
+    /// Counts the elements of a column by the keys in another, which has as many. What lies at two servers is
+    /// left: the programs of the keys and of the elements.
+    pub(crate) fn group(
+        &mut self,
+        token: u64,
+        (keys, by): (PoolRegion, (Kind, &Program)),
+        (region, column): (PoolRegion, (Kind, &Program)),
+        (test, low, high): (Test, [u8; 8], [u8; 8]),
+    ) -> (VecDeque<GroupPart>, Vec<[Program; 2]>) {
+        let Self { shell, regions, placement, .. } = self;
+        let side = |region, (kind, program): (Kind, _)| Side {
+            spread: Spread { placement, names: entry(regions, region) },
+            program,
+            unit: kind.bytes() as u64,
+        };
+        let sides = [side(keys, by), side(region, column)];
+        let [keys_at, column_at] = sides.each_ref().map(|side| side.spread);
+        let (op, now, servers) = (shell.begin(token, false), Instant::now(), shell.servers.len());
+        let (mut parts, mut apart) = (VecDeque::new(), Vec::new());
+        pair_up(sides, servers, MAX_GROUPED.into(), |(here, there), [keys, window]| {
+            if here != there {
+                apart.push([keys, window].map(|window| part_of(&window)));
+                return;
+            }
+            let (id, body) = shell.reserve();
+            let elements = window.len / u32::try_from(column.0.bytes()).expect("4 or 8");
+            body.bytes = elements * u32::try_from(GROUP_BYTES).expect("few");
+            body.arg = ScanRequest::keyed_arg(column.0, test, by.0);
+            let name = keys_at.name(here);
+            ScanRequest::encode_keyed_table(&window, (low, high), (name, &keys.program), &mut body.table);
+            let (bytes, mut span) = (body.bytes.into(), bounds(&window.program));
+            if name == column_at.name(here) {
+                let more = bounds(&keys.program);
+                span = (span.0.min(more.0), span.1.max(more.1));
+            }
+            let ask = Ask::control(here, Opcode::Scan, column_at.name(here));
+            let ask =
+                Ask { class: Class::Demand, op: Some(op), bytes, at: span.0, span, wanted: true, ..ask };
+            parts.push_back(GroupPart { request: shell.client.number(id), server: here, elements });
+            shell.submit(id, ask, now);
+            shell.send(now);
+        });
+        shell.sealed(op, now);
+        (parts, apart)
     }
 
     /// The reply of this number, if it has come: argument, table, bulk.
@@ -574,6 +567,103 @@ fn cut_up(
             emit(chunk.finish(ServerIndex(server)));
         }
     }
+}
+
+/// One of two programs that select as many units each.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    spread: Spread<'a>,
+    program: &'a Program,
+    /// Bytes that are never cut.
+    unit: u64,
+}
+
+impl Side<'_> {
+    /// Units until the end of the stripe.
+    fn in_stripe(&self, offset: i64) -> u64 {
+        let stripe = self.spread.stripe_bytes();
+        (stripe - offset.cast_unsigned() % stripe) / self.unit
+    }
+
+    fn window(&self, program: Program, from: u64, units: u64) -> Window {
+        let len = u32::try_from(units * self.unit).expect("at most MAX_DIRECT_BYTES");
+        Window { program, from: from * self.unit, len }
+    }
+}
+
+/// Goes through two programs side by side, and cuts them into requests of at most `most` units, each with the
+/// servers that hold the two.
+fn pair_up(
+    sides: [Side<'_>; 2],
+    servers: usize,
+    most: u64,
+    mut emit: impl FnMut((ServerIndex, ServerIndex), [Window; 2]),
+) {
+    let [one, other] = sides;
+    let units = one.program.bytes() / one.unit;
+    assert_eq!(units, other.program.bytes() / other.unit, "both sides select as many");
+    if units == 0 {
+        return;
+    }
+    let only = |side: Side<'_>| only_holder(side.spread, servers, side.program);
+    let short = |side: &Side<'_>| side.program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
+    if let Some(pair) = only(one).zip(only(other))
+        && sides.iter().all(short)
+    {
+        let run = sides.map(|side| side.program.shortest_run() / side.unit);
+        let most = most.min(REQUEST_RUNS.saturating_mul(run[0].min(run[1])));
+        for from in (0..units).step_by(usize::try_from(most).expect("of one request")) {
+            emit(pair, sides.map(|side| side.window(side.program.clone(), from, most.min(units - from))));
+        }
+        return;
+    }
+    let mut open: BTreeMap<(ServerIndex, ServerIndex), [Collector; 2]> = BTreeMap::new();
+    let collectors = || [(); 2].map(|()| Collector::new(CopyRequest::MAX_PROGRAM_BYTES));
+    let mut finish = |pair, [mut here, mut there]: [Collector; 2]| {
+        let units = here.bytes() / one.unit;
+        let [here, there] =
+            [&mut here, &mut there].map(|side| side.finish().expect("the runs come out of a program"));
+        emit(pair, [one.window(here, 0, units), other.window(there, 0, units)]);
+    };
+    let mut others = other.program.runs();
+    let mut there_run = Run { offset: 0, len: 0 };
+    for mut here_run in one.program.runs() {
+        while here_run.len > 0 {
+            if there_run.len == 0 {
+                there_run = others.next().expect("both sides select as many");
+            }
+            let holder = |side: Side<'_>, run: Run| side.spread.holder(run.offset.cast_unsigned());
+            let pair = (holder(one, here_run), holder(other, there_run));
+            let [here, there] = open.entry(pair).or_insert_with(collectors);
+            let stripes = one.in_stripe(here_run.offset).min(other.in_stripe(there_run.offset));
+            let runs = (here_run.len / one.unit).min(there_run.len / other.unit);
+            let units = runs.min(stripes).min(most - here.bytes() / one.unit);
+            let part = |side: Side<'_>, run: Run| Run { offset: run.offset, len: units * side.unit };
+            let (here_part, there_part) = (part(one, here_run), part(other, there_run));
+            if units == 0 || !here.may_push(here_part) || !there.may_push(there_part) {
+                let sides = open.remove(&pair).expect("it was there a moment ago");
+                finish(pair, sides);
+                continue;
+            }
+            assert!(here.push(here_part) && there.push(there_part), "they fit");
+            let rest =
+                |run: Run, done: u64| Run { offset: run.offset + done.cast_signed(), len: run.len - done };
+            here_run = rest(here_run, here_part.len);
+            there_run = rest(there_run, there_part.len);
+        }
+    }
+    for (pair, sides) in open {
+        finish(pair, sides);
+    }
+}
+
+/// What a window selects, as a program of its own.
+fn part_of(window: &Window) -> Program {
+    let mut part = Collector::new(usize::MAX);
+    for run in window.program.window(window.from, window.len.into()) {
+        assert!(part.push(run), "there is no bound");
+    }
+    part.finish().expect("the runs come out of a program")
 }
 
 /// The server that holds all of these bytes, where that is plain to see.

@@ -516,6 +516,95 @@ fn columns_are_filtered_and_added_up_at_the_servers() {
 }
 
 #[test]
+fn columns_are_grouped_by_keys_at_the_servers() {
+    const ROWS: u64 = 100_000;
+    let servers = [serve(32 * MIB), serve(32 * MIB), serve(32 * MIB)];
+    for count in [1, 3] {
+        let list: Vec<&RunningServer> = servers[..count].iter().collect();
+        let mut direct = Direct::connect(&config(&list, 24 * MIB)).unwrap();
+        let mut random = Random(9);
+        let keys: Vec<i32> = (0..ROWS).map(|_| random.below(500) as i32 - 250).collect();
+        let values: Vec<i64> = (0..ROWS).map(|_| random.below(2001) as i64 - 1000).collect();
+        // Rows of 40 bytes, some of which end in another page; two columns in one region; two regions.
+        let rows = direct.create(ROWS * 40).unwrap();
+        let columns = direct.create(ROWS * 12).unwrap();
+        let alone = direct.create(ROWS * 4).unwrap();
+        let in_rows = |bytes| Layout::bytes(bytes).unwrap().hvector(ROWS, 1, 40).unwrap();
+        let packed = |bytes| Layout::bytes(bytes).unwrap().contiguous(ROWS).unwrap();
+        let (few, many, dense, packed) = (in_rows(4), in_rows(8), packed(4), packed(8));
+        let ways = [
+            ((rows, 4, &few), (rows, 16, &many)),
+            ((columns, ROWS * 8, &dense), (columns, 0, &packed)),
+            ((alone, 0, &dense), (columns, 0, &packed)),
+        ];
+        let less = |v: i64| v < 100;
+        let mut model: std::collections::BTreeMap<i32, Vec<i64>> = std::collections::BTreeMap::new();
+        for (key, value) in keys.iter().zip(&values).filter(|(_, value)| less(**value)) {
+            model.entry(*key).or_default().push(*value);
+        }
+        for (by, column) in ways {
+            direct.put_values(by.0, by.1, by.2, &keys).unwrap();
+            direct.put_values(column.0, column.1, column.2, &values).unwrap();
+            let groups = direct.group::<i32, i64>(by, column, Filter::less(100)).unwrap();
+            assert_eq!(groups.len(), model.len());
+            for (group, (key, values)) in groups.iter().zip(&model) {
+                let sum = Total::Integer(values.iter().map(|v| i128::from(*v)).sum());
+                assert_eq!((group.key, group.count, group.sum), (*key, values.len() as u64, sum));
+                let ends = (*values.iter().min().unwrap(), *values.iter().max().unwrap());
+                assert_eq!((group.min, group.max), ends);
+            }
+        }
+        // A key for each element, of which all differ; and what was never written has one key.
+        let numbers: Vec<u32> = (0..u32::try_from(ROWS).unwrap()).rev().collect();
+        direct.put_values(alone, 0, &dense, &numbers).unwrap();
+        let each =
+            direct.group::<u32, i64>((alone, 0, &dense), (columns, 0, &packed), Filter::all()).unwrap();
+        let said = each.iter().map(|group| (group.key, group.count, i128::from(group.min)));
+        let backwards = (0..).zip(values.iter().rev()).map(|(key, value)| (key, 1, i128::from(*value)));
+        assert!(said.eq(backwards));
+        let fresh = direct.create(ROWS * 8).unwrap();
+        direct.put_value(fresh, 8, 2.5f64).unwrap();
+        let zero = direct
+            .group::<u64, f64>(
+                (fresh, 16, &Layout::bytes(8).unwrap().contiguous(9).unwrap()),
+                (fresh, 0, &Layout::bytes(8).unwrap().contiguous(9).unwrap()),
+                Filter::all(),
+            )
+            .unwrap();
+        assert_eq!(zero.len(), 1);
+        assert_eq!((zero[0].key, zero[0].count, zero[0].sum), (0, 9, Total::Float(2.5)));
+        assert_eq!((zero[0].min, zero[0].max), (0.0, 2.5));
+        let short = Layout::bytes(4).unwrap().contiguous(ROWS - 1).unwrap();
+        let refused = direct.group::<i32, i64>((alone, 0, &short), (columns, 0, &packed), Filter::all());
+        assert!(matches!(refused, Err(DirectError::Keys { keys: 99_999, elements: 100_000 })), "{refused:?}");
+        direct.close();
+        all_gone(&list);
+    }
+}
+
+#[test]
+fn more_keys_than_a_call_may_find_are_refused_with_the_bound() {
+    const ROWS: u64 = (1 << 20) + 1;
+    let server = serve(32 * MIB);
+    let mut direct = Direct::connect(&config(&[&server], 24 * MIB)).unwrap();
+    let keys = direct.create(ROWS * 8).unwrap();
+    let numbers: Vec<u64> = (0..ROWS).collect();
+    let layout = |rows| Layout::bytes(8).unwrap().contiguous(rows).unwrap();
+    direct.put_values(keys, 0, &layout(ROWS), &numbers).unwrap();
+    let mut group = |rows| {
+        let column = (keys, 0, &layout(rows));
+        direct.group::<u64, u64>(column, column, Filter::all()).map(|groups| groups.len() as u64)
+    };
+    assert_eq!(group(ROWS - 1).unwrap(), ROWS - 1);
+    let refused = group(ROWS).unwrap_err();
+    assert!(
+        matches!(refused, DirectError::TooMuch { what: "different keys", most: 1_048_576, .. }),
+        "{refused}"
+    );
+    direct.close();
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_a_reason_and_harms_no_client() {
     let server = serve(16 * MIB);
     let mut direct = Direct::connect(&config(&[&server], 8 * MIB)).unwrap();

@@ -9,6 +9,7 @@
 //! only the page table refers to the frame; otherwise in a copy that replaces the page, so that bytes being
 //! sent do not change.
 
+use super::grouped::Grouping;
 use super::{
     Connection, End, Held, Membership, Paused, Refused, ScratchBuffers, Slice, count, count_alone, keyed,
     no_lease, queue, rows,
@@ -44,8 +45,8 @@ const FEW_RUNS: u64 = 8;
 /// Steps between two looks at the clock: of runs that are copied in a row, and of pieces, of which one in a
 /// packed page counts for more.
 const STEPS_AT_ONCE: u64 = 4096;
-const PIECES_AT_ONCE: u32 = 32;
-const PACKED_COUNTS_FOR: u32 = 8;
+pub(super) const PIECES_AT_ONCE: u32 = 32;
+pub(super) const PACKED_COUNTS_FOR: u32 = 8;
 /// So many pieces of an update are entered between two looks at the clock, or as many as are in a row in one
 /// page. The pages of an update with more steps are made ready before it.
 const READY_AT_ONCE: usize = 64;
@@ -174,7 +175,7 @@ struct Blocks {
 }
 
 /// Packed pages that one request has unpacked, which it may go to and fro between.
-struct Unpacked<'a> {
+pub(super) struct Unpacked<'a> {
     shared: &'a Shared,
     arena: usize,
     /// By the lowest bits of their numbers. Each has a reference of its own.
@@ -185,13 +186,13 @@ struct Unpacked<'a> {
 const UNPACKED: usize = 256;
 
 impl<'a> Unpacked<'a> {
-    fn new(shared: &'a Shared, arena: usize) -> Self {
+    pub(super) fn new(shared: &'a Shared, arena: usize) -> Self {
         Self { shared, arena, pages: Vec::new() }
     }
 
     /// The page's bytes, valid until another page is asked for. `before` is called before the bytes of an
     /// earlier page are overwritten.
-    fn page(
+    pub(super) fn page(
         &mut self,
         number: PageIndex,
         page: &StoredPage,
@@ -567,6 +568,11 @@ impl Connection {
             Ok(request) => request,
             Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
+        if let Some(keys) = &request.keys {
+            let grouping = Grouping::new(header, request.clone(), keys);
+            self.go_on_grouping(shared, buffers, grouping);
+            return Ok(());
+        }
         let scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
         let scanning = Scanning { header, request, scan, found: Vec::new(), done: 0 };
         self.go_on_scanning(shared, buffers, scanning);
@@ -1336,7 +1342,7 @@ impl Gathered {
 
 /// Copies a part of a window of many small runs behind the bytes in `buffer`. False, with no effect, where it is
 /// none, or a page is packed. As [`rows::copy`].
-fn copy_small_runs(
+pub(super) fn copy_small_runs(
     shared: &Shared,
     view: &mut View<'_>,
     window: &Window,

@@ -260,6 +260,12 @@ impl Hostile {
                 };
                 (header.arg, table) = op.encode();
             }
+            Opcode::Scan if below(rng, 2) == 0 => {
+                let keys = window(rng).program;
+                let by = (region, &keys);
+                ScanRequest::encode_keyed_table(&window(rng), ([0; 8], [9; 8]), by, &mut table);
+                header.arg = 0x0407_0104;
+            }
             Opcode::Scan => {
                 ScanRequest::encode_table(&window(rng), [0; 8], [9; 8], &mut table);
                 header.arg = 0x07_0504;

@@ -6,7 +6,9 @@
 //!   Accumulate    window, one CRC, program; bulk: the operands
 //!   FetchOp       offset u64, operand u64, compare u64         reply: the element before
 //!   Scan          window, low u64, high u64, program           reply: count u64, value 16 bytes;
-//!                                                              bulk: positions or elements
+//!                                                              bulk: positions, elements or groups
+//!   Scan by keys  window, low u64, high u64, region of the keys u64, length of their program u16,
+//!                 program of the keys, program
 //!   OpenRegion    name
 //!   Copy          window, lease u64, token 16, region u64, length of the name u16,
 //!                 length of the first program u16, name of the other server, program here, program there
@@ -23,7 +25,7 @@
 
 use super::{Header, LeaseId, LeaseToken, MAX_PAGE_INDEX, MAX_TABLE_BYTES, Reader, RegionId, WireError};
 use crate::checksum;
-use crate::elements::{Combine, Kind, Reduced, Test, Want};
+use crate::elements::{Combine, Kind, MAX_GROUPED, Reduced, Test, Want};
 use crate::layout::{Program, Runs};
 use crate::units::{OS_PAGE_BYTES, PageIndex};
 
@@ -402,9 +404,49 @@ pub struct ScanRequest {
     pub low: [u8; 8],
     pub high: [u8; 8],
     pub window: Window,
+    /// Says to which group each element belongs. Then all that is counted are groups.
+    pub keys: Option<Keys>,
+}
+
+/// A column of integers with a key for each element of another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Keys {
+    pub kind: Kind,
+    pub region: RegionId,
+    pub window: Window,
 }
 
 impl ScanRequest {
+    /// Bytes that either program may have, coded, where there are keys.
+    pub const MAX_KEYED_PROGRAM_BYTES: usize = CopyRequest::MAX_PROGRAM_BYTES;
+
+    /// The argument of a request that groups elements of `kind` by keys.
+    #[must_use]
+    pub fn keyed_arg(kind: Kind, test: Test, keys: Kind) -> u64 {
+        Self::arg(kind, test, Want::Count) | (keys as u64) << 24
+    }
+
+    /// Appends the table of a `Scan` by keys. The two windows have as many elements, and begin with the same.
+    ///
+    /// # Panics
+    /// If the program of the keys is too long.
+    pub fn encode_keyed_table(
+        window: &Window,
+        (low, high): ([u8; 8], [u8; 8]),
+        (region, keys): (RegionId, &Program),
+        out: &mut Vec<u8>,
+    ) {
+        let mut program = Vec::new();
+        keys.encode(&mut program);
+        window.push_head(0, out);
+        out.extend_from_slice(&low);
+        out.extend_from_slice(&high);
+        out.extend_from_slice(&region.0.to_le_bytes());
+        out.extend_from_slice(&u16::try_from(program.len()).expect("bounded by the table").to_le_bytes());
+        out.extend_from_slice(&program);
+        window.program.encode(out);
+    }
+
     /// The argument of the request.
     #[must_use]
     pub fn arg(kind: Kind, test: Test, want: Want) -> u64 {
@@ -426,8 +468,15 @@ impl ScanRequest {
         let byte = |shift: u32| (header.arg >> shift & 0xff) as u8;
         let want = Want::ALL.into_iter().find(|want| *want as u8 == byte(8)).ok_or(WireError::BadElement)?;
         let test = Test::ALL.into_iter().find(|test| *test as u8 == byte(16)).ok_or(WireError::BadElement)?;
-        if header.arg >> 24 != 0 {
+        let by = match byte(24) {
+            0 => None,
+            _ => Some(parse_kind(header.arg >> 24)?),
+        };
+        if header.arg >> 32 != 0 || (by.is_some() && want != Want::Count) {
             return Err(WireError::Reserved);
+        }
+        if by.is_some_and(Kind::is_float) {
+            return Err(WireError::BadElement);
         }
         let mut reader = Reader::new(table);
         let (from, len, zero) = read_head(&mut reader)?;
@@ -435,19 +484,39 @@ impl ScanRequest {
         if zero != 0 {
             return Err(WireError::Reserved);
         }
-        let window = Window::finish(from, len, reader)?;
-        let bytes = kind.bytes() as u64;
-        if u64::from(len) > u64::from(MAX_DIRECT_STEPS) * bytes {
-            return Err(WireError::TooManySteps);
-        }
-        if !window.program.is_aligned(bytes)
-            || !from.is_multiple_of(bytes)
-            || !u64::from(len).is_multiple_of(bytes)
-        {
-            return Err(WireError::WindowRange);
-        }
-        Ok(Self { kind, test, want, low, high, window })
+        let by = match by {
+            None => None,
+            Some(kind) => {
+                let (region, program) = (RegionId(reader.u64()?), usize::from(reader.u16()?));
+                Some((kind, region, Reader::new(reader.take(program)?)))
+            }
+        };
+        let most = if by.is_some() { MAX_GROUPED } else { MAX_DIRECT_STEPS };
+        let window = whole_elements(kind, Window::finish(from, len, reader)?, most)?;
+        let keys = match by {
+            None => None,
+            Some((by, region, program)) => {
+                let bytes = kind.bytes() as u64;
+                let from = (from / bytes).checked_mul(by.bytes() as u64).ok_or(WireError::WindowRange)?;
+                let len = u64::from(len) / bytes * by.bytes() as u64;
+                let len = u32::try_from(len).map_err(|_| WireError::WindowRange)?;
+                let window = whole_elements(by, Window::finish(from, len, program)?, most)?;
+                Some(Keys { kind: by, region, window })
+            }
+        };
+        Ok(Self { kind, test, want, low, high, window, keys })
     }
+}
+
+/// The window, if it is of whole elements, and not of too many.
+fn whole_elements(kind: Kind, window: Window, most: u32) -> Result<Window, WireError> {
+    let bytes = kind.bytes() as u64;
+    let (from, len) = (window.from, u64::from(window.len));
+    if len > u64::from(most) * bytes {
+        return Err(WireError::TooManySteps);
+    }
+    let whole = window.program.is_aligned(bytes) && from.is_multiple_of(bytes) && len.is_multiple_of(bytes);
+    if whole { Ok(window) } else { Err(WireError::WindowRange) }
 }
 
 /// A copy from one server to another: bytes `from..from + len` of each program's selection.
@@ -651,6 +720,23 @@ mod tests {
             prop_assert!(CopyRequest::parse(&table[..table.len() - 1]).is_err());
             let mut scan = Vec::new();
             ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
+            let by = Program::run(4, 1 << 20).unwrap();
+            let mut keyed = Vec::new();
+            ScanRequest::encode_keyed_table(&window, ([1; 8], [2; 8]), (RegionId(7), &by), &mut keyed);
+            let arg = ScanRequest::keyed_arg(Kind::I64, Test::Less, Kind::U32);
+            let parsed = ScanRequest::parse(&Header::request(Opcode::Scan, 1).with_arg(arg), &keyed);
+            prop_assert_eq!(parsed.is_ok(), from.is_multiple_of(8) && len.is_multiple_of(8));
+            if let Ok(parsed) = parsed {
+                let keys = Keys {
+                    kind: Kind::U32,
+                    region: RegionId(7),
+                    window: Window { program: by, from: from / 2, len: len / 2 },
+                };
+                prop_assert_eq!((parsed.window, parsed.keys), (window.clone(), Some(keys)));
+            }
+            for arg in [arg | 1 << 32, ScanRequest::keyed_arg(Kind::I64, Test::Less, Kind::F64), arg ^ 3 << 8] {
+                prop_assert!(ScanRequest::parse(&Header::request(Opcode::Scan, 1).with_arg(arg), &keyed).is_err());
+            }
             let header = Header::request(Opcode::Scan, 1).with_arg(ScanRequest::arg(Kind::I64, Test::Between, Want::Sum));
             let parsed = ScanRequest::parse(&header, &scan);
             prop_assert_eq!(parsed.is_ok(), from.is_multiple_of(8) && len.is_multiple_of(8));
@@ -660,7 +746,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_tables_never_panic(bytes in prop::collection::vec(prop_oneof![0..5u8, any::<u8>()], 0..80), arg in prop_oneof![0..0x80_ffffu64, any::<u64>()]) {
+        fn arbitrary_tables_never_panic(bytes in prop::collection::vec(prop_oneof![0..5u8, any::<u8>()], 0..80), arg in prop_oneof![0..0x80_ffffu64, 0..0x700_ffffu64, any::<u64>()]) {
             let header = Header::request(Opcode::Scan, 1).with_arg(arg);
             if let Ok(window) = Window::parse_with(&bytes, &mut Vec::new()) {
                 prop_assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
