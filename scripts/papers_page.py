@@ -167,7 +167,7 @@ def ahead(part, _paper):
 
 def applications(part, _paper):
     """The programs that bench/figures.md does not have."""
-    found = [one for one in part["series"] if re.match("search|solver|mesh|video", one["name"])]
+    found = [one for one in part["series"] if re.match("scan: sales|search|solver|mesh|video", one["name"])]
     yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}"] for one in found])
 
 

@@ -103,6 +103,36 @@ def test_updates_are_those_of_ufunc_at(pool, dtype):
                 np.testing.assert_array_equal(there[...], here, err_msg=f"{name} {key}")
 
 
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i8", "u8", "f8", "f4"])
+@pytest.mark.parametrize("key", ["i4", "u8"])
+def test_groups_are_those_of_a_loop(pool, dtype, key, monkeypatch):
+    there, here = both(pool, (700, 4), dtype)
+    keys = RNG.integers(0, 9, 700).astype(key)
+    by = pool.remote(None, 700, key)
+    by[:] = keys
+    for size in [1 << 24, 300]:
+        monkeypatch.setattr("rampool._table._SCAN_ELEMENTS", size)
+        limit = here[3, 1]
+        for where, mask in [
+            (None, np.ones(700, bool)),
+            (there[:, 1] > limit, here[:, 1] > limit),
+            (there[:, 2] > 10, here[:, 2] > 10),
+            (here[:, 0] > 10, here[:, 0] > 10),
+        ]:
+            found = there[:, 1].group_by(by, where=where)
+            assert found["key"].tolist() == sorted(set(keys[mask].tolist()))
+            for group in found:
+                own = here[mask & (keys == group["key"]), 1]
+                assert (group["count"], group["min"], group["max"]) == (own.size, own.min(), own.max())
+                assert group["sum"] == pytest.approx(own.sum(dtype=group["sum"].dtype))
+    with pytest.raises(TypeError, match="float"):
+        by.group_by(pool.remote(None, 700, "f8"))
+    with pytest.raises(ValueError, match="one length"):
+        by.group_by(by[:9])
+    with pytest.raises(ValueError, match="backwards"):
+        by.group_by(by[::-1])
+
+
 @pytest.mark.parametrize("dtype", ["i4", "u4", "i8", "u8", "f8", "f4", "i2", ">i4"])
 def test_sums_are_numpys(pool, dtype):
     there, here = both(pool, (700, 4), dtype)

@@ -8,7 +8,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use rampool::direct::{self, DirectError, DirectRegion, Filter, Number, Total};
+use rampool::direct::{self, DirectError, DirectRegion, Filter, Key, Number, Total};
 use rampool::proto::elements::{Combine, Kind, of_kind};
 use rampool::proto::layout::LayoutError;
 use rampool::region::HandedOver;
@@ -307,14 +307,7 @@ impl Direct {
                 Ok::<_, Failed>(direct.sum::<T>(region, offset, &layout, filter(&test)?)?)
             })
         })?;
-        let total = match total {
-            Total::Integer(whole) => whole.into_pyobject(py)?.into_any(),
-            Total::Float(float) => float.into_pyobject(py)?.into_any(),
-            _ => {
-                return Err(own("Error", "this sum is of a kind that this version does not know".to_owned()));
-            }
-        };
-        Ok((count, total))
+        Ok((count, sum_of(py, total)?))
     }
 
     fn count(
@@ -355,6 +348,34 @@ impl Direct {
                 Ok::<_, Failed>(found?.map(T::bits))
             })
         })
+    }
+
+    /// For each key among `keys` (a region, where it lies there, its kind), of elements that match: the key, how
+    /// many there are, their sum, and the bits of the least and the greatest.
+    fn group<'py>(
+        slf: Bound<'py, Self>,
+        keys: (Bound<'py, Region>, u64, Bound<'py, Layout>, String),
+        column: (Bound<'py, Region>, u64, Bound<'py, Layout>, String),
+        test: Test,
+    ) -> PyResult<Vec<Grouped<'py>>> {
+        let py = slf.py();
+        let place = |column: &(Bound<'py, Region>, u64, Bound<'py, Layout>, String)| {
+            (column.0.get().region, column.1, column.2.get().layout.clone())
+        };
+        let (by, of) = (place(&keys), place(&column));
+        let found = of_kind!(parse_kind(&column.3)?, T, {
+            match parse_kind(&keys.3)? {
+                Kind::I32 => Self::grouped::<i32, T>(&slf, by, of, test),
+                Kind::U32 => Self::grouped::<u32, T>(&slf, by, of, test),
+                Kind::I64 => Self::grouped::<i64, T>(&slf, by, of, test),
+                Kind::U64 => Self::grouped::<u64, T>(&slf, by, of, test),
+                Kind::F32 | Kind::F64 => Err(PyValueError::new_err("keys are integers")),
+            }
+        })?;
+        found
+            .into_iter()
+            .map(|(key, count, total, least, greatest)| Ok((key, count, sum_of(py, total)?, least, greatest)))
+            .collect()
     }
 
     /// The positions of the elements that match, as native 64-bit integers.
@@ -469,6 +490,36 @@ impl Pending {
         let pending = lock().take().ok_or_else(|| PyRuntimeError::new_err("its bytes were taken already"))?;
         py.detach(|| direct.direct.lock().wait(pending)).map(|bytes| Some(Bytes::new(bytes))).map_err(raise)
     }
+}
+
+/// A key, and what its elements come to: how many, their sum, and the bits of the least and the greatest.
+type Grouped<'py> = (i128, u64, Bound<'py, PyAny>, u64, u64);
+/// A region, where in it, and which bytes.
+type Place = (DirectRegion, u64, rampool::proto::layout::Layout);
+
+impl Direct {
+    #[expect(clippy::type_complexity, reason = "as Grouped, before its sum is Python's")]
+    fn grouped<K: Key + Into<i128>, T: Number>(
+        slf: &Bound<'_, Self>,
+        by: Place,
+        of: Place,
+        test: Test,
+    ) -> PyResult<Vec<(i128, u64, Total, u64, u64)>> {
+        Self::aside(slf, move |direct| {
+            let found =
+                direct.group::<K, T>((by.0, by.1, &by.2), (of.0, of.1, &of.2), filter(&test)?)?.into_iter();
+            let each = found.map(|g| (g.key.into(), g.count, g.sum, g.min.bits(), g.max.bits()));
+            Ok::<_, Failed>(each.collect())
+        })
+    }
+}
+
+fn sum_of(py: Python<'_>, total: Total) -> PyResult<Bound<'_, PyAny>> {
+    Ok(match total {
+        Total::Integer(whole) => whole.into_pyobject(py)?.into_any(),
+        Total::Float(float) => float.into_pyobject(py)?.into_any(),
+        _ => return Err(own("Error", "this sum is of a kind that this version does not know".to_owned())),
+    })
 }
 
 /// Which elements count: the name of a test, and the bits of its operand.

@@ -72,6 +72,13 @@ class Direct:
     def extreme(
         self, /, region: DirectRegion, offset: int, layout: Layout, kind: str, test: _Test, greatest: bool
     ) -> int | None: ...
+    def group(
+        self,
+        /,
+        keys: tuple[DirectRegion, int, Layout, str],
+        column: tuple[DirectRegion, int, Layout, str],
+        test: _Test,
+    ) -> list[tuple[int, int, int | float, int, int]]: ...
     def select(
         self, /, region: DirectRegion, offset: int, layout: Layout, kind: str, test: _Test
     ) -> Bytes: ...

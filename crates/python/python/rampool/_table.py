@@ -342,7 +342,10 @@ class RemoteArray(Duck):
                 layout = part._layout()
                 steps.append(
                     self._direct.start_put(
-                        self._region, part._low(), layout, _as_bytes(part._as_it_lies(values))
+                        self._region,
+                        part._low(),
+                        layout,
+                        _as_bytes(part._as_it_lies(values)),
                     )
                 )
             return Pending(self._direct, steps[-_PIECES:], lambda _: None)
@@ -405,7 +408,11 @@ class RemoteArray(Duck):
         kind = self._computes()
         if kind is None:
             old = self.start_get(key).result()
-            fetched(f"an update of {self.dtype}, which is not atomic then,", old.nbytes, self._about_it())
+            fetched(
+                f"an update of {self.dtype}, which is not atomic then,",
+                old.nbytes,
+                self._about_it(),
+            )
             if picks is None:
                 self[key] = here(old, source).astype(self.dtype)
                 return
@@ -472,6 +479,62 @@ class RemoteArray(Duck):
             return int(np.count_nonzero(np.broadcast_to(mask, self.shape)))
         count = self._counted(where)
         return where.positions().size if count is None else count
+
+    def group_by(self, keys: RemoteArray, where: Condition | npt.ArrayLike | None = None) -> Array:
+        """For each key, how many elements of this column have it, and their sum, least and greatest: added up
+        at the servers.
+
+        Args:
+            keys: a column of integers of the same length, at the same servers: the key of each element.
+            where: a condition on a column of the same length, or an array of booleans.
+
+        Returns:
+            An array of records with the fields ``key``, ``count``, ``sum``, ``min`` and ``max``, by ascending
+            keys. Sums are as :meth:`sum` says; a NaN is no least or greatest where there is another number.
+
+        Raises:
+            TypeError: servers do not compute with such columns.
+            ValueError: their lengths differ.
+            Error: more than 2**20 different keys in 2**24 elements.
+        """
+        kind, by = self._computes(), keys._computes()
+        if kind is None or by is None or keys.dtype.kind == "f":
+            raise TypeError(f"servers do not group {self.dtype} by {keys.dtype}; np.asarray fetches both")
+        if self.ndim != 1 or self.shape != keys.shape:
+            raise ValueError(f"columns have one dimension and one length, not {self.shape} and {keys.shape}")
+        if self._direct is not keys._direct or min(self._strides[0], keys._strides[0]) <= 0:
+            raise ValueError("the two columns lie in one pool, and neither backwards")
+        own, picks = self._which(where)
+        same = None if picks is None else keys._flat((picks.offsets // self._strides[0]).ravel(), keys)
+        wide = np.dtype(self.dtype.kind + "8")
+        found: dict[int, list[Any]] = {}
+        for at, (low, layout) in zip(keys._scans(same), self._scans(picks), strict=True):
+            column = (self._region, low, layout, kind)
+            for key, count, total, least, greatest in self._direct.group(
+                (keys._region, *at, by), column, own
+            ):
+                ends = _from_bits(least, self.dtype), _from_bits(greatest, self.dtype)
+                group = found.setdefault(key, [0, 0, *ends])
+                group[0], group[1] = group[0] + count, group[1] + total
+                group[2], group[3] = np.fmin(group[2], ends[0]), np.fmax(group[3], ends[1])
+        fields = [
+            ("key", keys.dtype),
+            ("count", "u8"),
+            ("sum", wide),
+            ("min", self.dtype),
+            ("max", self.dtype),
+        ]
+        result = np.empty(len(found), fields)
+        for row, key in enumerate(sorted(found)):
+            count, total, least, greatest = found[key]
+            result[row] = (
+                key,
+                count,
+                wrapped(total, wide) if wide.kind in "iu" else total,
+                least,
+                greatest,
+            )
+        return result
 
     def free(self) -> None:
         """Frees the whole array at its servers, for every member of the lease."""
@@ -739,7 +802,10 @@ class RemoteArray(Duck):
 
     def _flips(self) -> tuple[Any, ...]:
         # With "..." an array without dimensions stays one; a scalar has no byte order, and no length.
-        return (..., *(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides))
+        return (
+            ...,
+            *(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides),
+        )
 
     def _as_asked(self, array: Array) -> Array:
         """Elements as they lie there, turned into the order asked for, in the last dimensions."""
