@@ -1,5 +1,5 @@
-//! A table stored row by row, of which one column is read, and one stored column by column, of which one is added
-//! up for each key in another: only the bytes that the question needs travel.
+//! A table stored row by row, of which one column is read, and one stored column by column, of which one is
+//! added up for each key in another: only the bytes that the question needs travel.
 
 use super::ran::Ran;
 use rampool::direct::{Direct, Filter, Total};

@@ -94,9 +94,7 @@ fn frames() -> Vec<Vec<u8>> {
     let (mut scatter, mut scan, mut copy) = (Vec::new(), Vec::new(), Vec::new());
     window.encode_with(&[7], &mut scatter);
     ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
-    let mut grouped = Vec::new();
-    let by = (RegionId(3), &window.program);
-    ScanRequest::encode_keyed_table(&window, ([1; 8], [2; 8]), by, &mut grouped);
+    let grouped = ScanRequest::keyed_table(&window, ([1; 8], [2; 8]), (RegionId(3), &window.program));
     let reference = Reference { regions: vec![RegionId(4), RegionId(5)], program: window.program.clone() }
         .encode()
         .unwrap();
@@ -379,8 +377,7 @@ fn conversation(odd: u64) -> Vec<u8> {
     window.encode(&mut gather);
     window.encode_with(&[rampool_wire::checksum::crc32c(&bytes)], &mut update);
     ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
-    let mut grouped = Vec::new();
-    ScanRequest::encode_keyed_table(&window, ([1; 8], [2; 8]), (RegionId(3), &window.program), &mut grouped);
+    let grouped = ScanRequest::keyed_table(&window, ([1; 8], [2; 8]), (RegionId(3), &window.program));
     let endpoint = "unix:/nonexistent/rampool".to_owned();
     let (source, target) = (window.clone(), window);
     CopyRequest { source, target, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);

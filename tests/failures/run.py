@@ -5,6 +5,7 @@ The program of most tests checks its own memory without end. So whatever happens
 server. It may not hang, and it may not see a wrong byte (its own exit code 3).
 """
 
+import contextlib
 import json
 import os
 import random
@@ -936,24 +937,40 @@ def link_swallows_everything(world, scale):
     proxy.close()
 
 
-@suite.test(waits=True)
-def link_is_cut_in_a_network_namespace(world, scale):
-    """A real interface goes down: the client's own kernel still reports no error."""
-    if os.geteuid() != 0 or subprocess.run(["ip", "netns", "list"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+@contextlib.contextmanager
+def namespace(scale, net):
+    """A network namespace behind a pair of interfaces: its name, this side's address and that side's. Nothing
+    without root and ip(8)."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+    if os.geteuid() != 0 or subprocess.run(["ip", "netns", "list"], **quiet).returncode != 0:
         scale.note("skipped: needs root and ip(8)")
+        yield None
         return
-    name, ip = f"rp{os.getpid()}", lambda *a: subprocess.run(["ip", *a], check=True, timeout=20)
+    name, ip = f"r{net}{os.getpid()}", lambda *a: subprocess.run(["ip", *a], check=True, timeout=20)
+    here, there = (f"10.{net}.{1 + os.getpid() % 250}.{side}" for side in (1, 2))
     ip("netns", "add", name)
     try:
         ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name)
-        subnet = 1 + os.getpid() % 250
-        ip("addr", "add", f"10.213.{subnet}.1/30", "dev", f"{name}a")
+        ip("addr", "add", f"{here}/30", "dev", f"{name}a")
         ip("link", "set", f"{name}a", "up")
-        ip("-n", name, "addr", "add", f"10.213.{subnet}.2/30", "dev", f"{name}b")
+        ip("-n", name, "addr", "add", f"{there}/30", "dev", f"{name}b")
         ip("-n", name, "link", "set", f"{name}b", "up")
+        yield name, here, there
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False, timeout=20)
+
+
+@suite.test(waits=True)
+def link_is_cut_in_a_network_namespace(world, scale):
+    """A real interface goes down: the client's own kernel still reports no error."""
+    with namespace(scale, 213) as network:
+        if network is None:
+            return
+        name, here, _ = network
+        ip = lambda *a: subprocess.run(["ip", *a], check=True, timeout=20)
         key = world.dir / "key"
         subprocess.run([rampool_binary(), "key", key], check=True, stdout=subprocess.DEVNULL, timeout=20)
-        server = world.serve("2G", "--key-file", key, listen=f"10.213.{subnet}.1:{free_port()}")
+        server = world.serve("2G", "--key-file", key, listen=f"{here}:{free_port()}")
         running = world.start(
             ["ip", "netns", "exec", name, rampool_binary(), "run", "--local", "16M", "--server", server.address, "--key-file", key, "--memory", "400M", "--", built("processes"), 32, "steady"],
         )
@@ -965,7 +982,8 @@ def link_is_cut_in_a_network_namespace(world, scale):
         ip("-n", name, "link", "set", f"{name}b", "up")
         before = seen()
         wait_until("the program goes on after three seconds without a link", lambda: seen() > before or running.ended(), 30)
-        subprocess.run(["ip", "netns", "exec", name, "ss", "-K", "dst", f"10.213.{subnet}.1"], check=False, timeout=20, capture_output=True)
+        cut = ["ip", "netns", "exec", name, "ss", "-K", "dst", here]
+        subprocess.run(cut, check=False, timeout=20, capture_output=True)
         before = seen()
         wait_until("the program goes on after its connections were killed", lambda: seen() > before or running.ended(), 30)
         check(not running.ended(), f"it did not survive a short cut: {running.said()[-1500:]}")
@@ -973,8 +991,6 @@ def link_is_cut_in_a_network_namespace(world, scale):
             scale.note("this machine has no `ss -K`")
         ip("-n", name, "link", "set", f"{name}b", "down")
         must_be_lost(running.finish(60), server.address)
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=False, timeout=20)
 
 
 @suite.test()
@@ -1240,6 +1256,61 @@ def alone_with_a_private_server(world, scale):
     os.kill(mine[0], signal.SIGKILL)
     outcome = running.finish(60)
     check(outcome.code == LOST, f"{outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def servers_start_on_named_hosts_and_end_with_the_run(world, scale):
+    """Through a shell that starts them here: the run ends, is killed, loses one, or a machine refuses."""
+    shell, started = world.dir / "shell", world.dir / "started"
+    shell.write_text(
+        f'echo $$ >> {started}\ncase $1 in refuses) echo "Permission denied (publickey)." >&2; exit 255;;\n'
+        'other) echo hello; exit 0;; esac\nexport PATH=/usr/bin:/bin\ncd / && exec sh -c "$2"\n'
+    )
+    servers = lambda: [int(pid) for pid in started.read_text().split()]
+    living = lambda: [pid for pid in servers() if " serve " in procs.command_of(pid)]
+    hosts = ["--ssh", f"sh {shell}", "--hosts", "me@127.0.0.1=256M,127.0.0.2=256M"]
+    forks, steady = [built("processes"), 64, "fork-isolation"], [built("processes"), 32, "steady"]
+    outcome = world.run(forks, local=16 * MIB, options=hosts, timeout=120)
+    check(outcome.code == 0 and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
+    check("me@127.0.0.1 (256 MiB), 127.0.0.2 (256 MiB)" in outcome.err, outcome.said())
+    check(len(servers()) == 2 and not living(), f"servers {servers()}, of which {living()} live")
+    running = world.start(steady, local=16 * MIB, options=[*hosts, "--copies", "1"])
+    running.wait_for("steady", 60)
+    check(len(living()) == 2, f"servers {servers()}, of which {living()} live")
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.finish(60)
+    wait_until("the servers of a run that was killed have ended", lambda: not living(), 30)
+    running = world.start(steady, local=16 * MIB, options=[*hosts, "--copies", "1"])
+    running.wait_for("steady", 60)
+    os.kill(living()[1], signal.SIGKILL)
+    must_be_lost(running.finish(60), "127.0.0.2:")
+    for host, words in (
+        ("refuses=256M", ["on refuses", "Permission denied (publickey)", "255"]),
+        ("127.0.0.1=8K", ["on 127.0.0.1"]),
+        ("other=256M", ["on other", "ended at once"]),
+        ("127.0.0.1", ["HOST=4G"]),
+    ):
+        options = ["--ssh", f"sh {shell}", "--hosts", f"127.0.0.3=16M,{host}"]
+        outcome = world.run(["true"], local=16 * MIB, options=options)
+        check(outcome.code != 0 and all(word in outcome.err for word in words), f"{host}: {outcome.said()}")
+        wait_until("no server is left", lambda: not living(), 30)
+
+
+@suite.test()
+def servers_start_in_another_network_namespace(world, scale):
+    with namespace(scale, 214) as network:
+        if network is None:
+            return
+        name, _, there = network
+        shell = world.dir / "shell"
+        shell.write_text('exec ip netns exec "${1%@*}" sh -c "$2"\n')
+        options = ["--ssh", f"sh {shell}", "--hosts", f"{name}@{there}=512M"]
+        forks = [built("processes"), 64, "fork-isolation"]
+        outcome = world.run(forks, local=16 * MIB, options=options, timeout=120)
+        check(outcome.code == 0 and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
+        left = subprocess.check_output(["ip", "netns", "pids", name], text=True, timeout=20)
+        check(not left.strip(), f"left in the namespace: {left}")
+
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<i32> {
         )
     };
     let name = program_name(args.process);
-    let Begun { run_dir, private, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
+    let Begun { run_dir, own, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
     debug_assert_eq!(settings.fault_mode, FaultMode::Full);
     let prepare = || {
         settings.write()?;
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<i32> {
         &registry,
         fork_fallback,
         run_dir,
-        private,
+        own,
         caretaker::Later::than(args.process.cast_unsigned()),
     );
     Ok(0)

@@ -1,7 +1,7 @@
 //! `rampool launch`: a parallel program on shared memory, as several processes on one or many machines.
 
 mod binding;
-mod hosts;
+pub mod hosts;
 mod rank_stderr;
 pub mod stats;
 mod verdict;

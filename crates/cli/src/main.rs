@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   run      a program with the agent in it: program (what cannot be run), rundir, signals, summary
-//!      `-- private, redundancy   its private server; servers that are back are leased from anew
+//!      `-- private, hosts, redundancy   its servers, here and elsewhere; those that are back
 //!   hold     the same for a process that runs already
 //!   mount    a directory in the pool: kernel_files asks `rampool_files`, mover owns the pool
 //!   serve    a memory server: settings, metrics, page

@@ -1,6 +1,7 @@
 //! `rampool run`: starts an unmodified program in more memory than this machine provides.
 
 pub mod caretaker;
+pub mod hosts;
 pub mod private;
 pub mod redundancy;
 mod shared_memory;
@@ -28,6 +29,7 @@ use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
 
+use self::hosts::{HostArgs, OwnServers, RemoteServer};
 use self::private::{Backup, PrivateServer};
 use self::redundancy::Redundancy;
 use crate::program::{Found, ProgramError, SHELL};
@@ -62,7 +64,7 @@ pub struct Args {
 }
 
 /// Which servers, and how they are talked to.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct PoolOptions {
     /// A memory server: HOST[:PORT] or unix:/PATH, optionally with the amount to lease from it (HOST=4G).
     /// Repeat it, or separate by commas [default: a private server on this machine, with compressed memory]
@@ -94,7 +96,11 @@ pub struct PoolOptions {
 
 impl PoolOptions {
     pub fn check(&self) -> Result<()> {
-        if self.copies == Some(2) && self.servers.len() < 2 {
+        self.check_copies(self.servers.len())
+    }
+
+    fn check_copies(&self, servers: usize) -> Result<()> {
+        if self.copies == Some(2) && servers < 2 {
             bail!("--copies 2 needs two servers: name each one with --server");
         }
         Ok(())
@@ -126,6 +132,9 @@ pub struct Options {
 
     #[command(flatten)]
     of_pool: PoolOptions,
+
+    #[command(flatten)]
+    elsewhere: HostArgs,
 
     /// Memory, in bytes, to lease from the servers [default: the sum of the amounts in --server if each names
     /// one; else four times --local, at least 1 GiB, at most what is free, and more when needed; from a
@@ -189,7 +198,7 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let name = found.path.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
     let below_full = || Ok(program::check_below_full(&found.path)?);
-    let Begun { run_dir, private, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
+    let Begun { run_dir, own, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
     let prepare = || {
         settings.write()?;
         let registry = ProcessRegistry::create(run_dir.path()).context("cannot write the run's directory")?;
@@ -253,7 +262,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         }
     }
-    caretaker::end(pool, redundancy, &registry, fork_fallback, run_dir, private, later);
+    caretaker::end(pool, redundancy, &registry, fork_fallback, run_dir, own, later);
     finish(status)
 }
 
@@ -261,7 +270,7 @@ pub fn run(args: &Args) -> Result<i32> {
 /// started.
 pub struct Begun {
     pub run_dir: RunDir,
-    pub private: Option<PrivateServer>,
+    pub own: OwnServers,
     pub pool: Pool,
     pub settings: Settings,
     /// What programs load, the agent first.
@@ -279,13 +288,24 @@ impl Options {
                 server.endpoint
             );
         }
-        self.of_pool.check()
+        self.of_pool.check_copies(self.of_pool.servers.len() + self.elsewhere.hosts.len())
+    }
+
+    /// Starts servers on named machines, and gives the options as if they had been there.
+    fn with_hosts(&self, run_dir: &Path) -> Result<(PoolOptions, Vec<RemoteServer>)> {
+        let mut of_pool = self.of_pool.clone();
+        if self.elsewhere.hosts.is_empty() {
+            return Ok((of_pool, Vec::new()));
+        }
+        let (remote, servers, key) = self.elsewhere.start(run_dir)?;
+        (of_pool.servers, of_pool.key_file) = (servers, Some(key));
+        Ok((of_pool, remote))
     }
 
     /// Leases memory for a program. Calls `below_full` where the machine does not allow the best fault mode.
     pub fn begin(&self, name: &str, below_full: impl FnOnce() -> Result<()>) -> Result<Begun> {
-        let of_pool = &self.of_pool;
         let run_dir = RunDir::create().context("cannot create the run's directory")?;
+        let (of_pool, remote) = self.with_hosts(run_dir.path())?;
         // The server starts while the machine and the program are examined.
         let mut private = match &self.backup {
             Some(backup) => {
@@ -366,7 +386,7 @@ impl Options {
             }
             result => result,
         }?;
-        self.say_what_survives(&pool);
+        self.say_what_survives(&pool, &of_pool);
 
         let settings = Settings {
             run_dir: run_dir.path().to_owned(),
@@ -385,19 +405,19 @@ impl Options {
             spin_us: self.spin_us,
             follow_faults: !self.no_follow,
         };
-        Ok(Begun { run_dir, private, pool, settings, libraries })
+        Ok(Begun { run_dir, own: (private, remote), pool, settings, libraries })
     }
 
-    fn say_what_survives(&self, pool: &Pool) {
-        if let Some(backup) = self.backup.as_ref().filter(|_| !self.of_pool.servers.is_empty()) {
+    fn say_what_survives(&self, pool: &Pool, of_pool: &PoolOptions) {
+        if let Some(backup) = self.backup.as_ref().filter(|_| !of_pool.servers.is_empty()) {
             let directory = backup.directory.display();
             say_line(&format!(
                 "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be lost"
             ));
-        } else if self.of_pool.servers.len() > 1 {
+        } else if of_pool.servers.len() > 1 {
             say_line(&format!(
                 "rampool: {}",
-                survives(pool.copies(), pool.servers().count(), self.of_pool.copies)
+                survives(pool.copies(), pool.servers().count(), of_pool.copies)
             ));
         }
         for server in pool.lost_servers() {

@@ -44,7 +44,7 @@ pub fn run(args: Args) -> Result<i32> {
     let _log = Log::start(&settings)?;
     outlive_full_files();
     allow_descriptors(settings.max_connections.unwrap_or(defaults.max_connections));
-    let key = settings.key_file.as_deref().map(Key::load).transpose()?;
+    let key = settings.key_file.as_deref().map(key_of).transpose()?;
     if settings.tenants.is_some() && key.as_ref().is_none_or(|key| key.tenant().is_some()) {
         bail!(
             "--tenants needs the master key: without it no tenant is known (rampool key FILE, then --key-file FILE)"
@@ -219,8 +219,20 @@ fn stdin_is_closed() -> bool {
     let stdin = std::io::stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // The end of a socket, which a remote shell may give, is something to read.
     poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
-        && watched[0].revents().contains(PollFlags::HUP)
+        && (watched[0].revents().contains(PollFlags::HUP)
+            || rustix::io::read(&stdin, &mut [0; 64]).is_ok_and(|read| read == 0))
+}
+
+/// The key in a file; of `-`, in the first line of standard input.
+fn key_of(path: &Path) -> Result<Key> {
+    if path != Path::new("-") {
+        return Ok(Key::load(path)?);
+    }
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("cannot read a key from standard input")?;
+    Key::from_hex(line.trim_end()).context("the first line of standard input is no key")
 }
 
 /// Writes the addresses, one a line. The file appears complete or not at all.

@@ -350,8 +350,8 @@ impl Direct {
         })
     }
 
-    /// For each key among `keys` (a region, where it lies there, its kind), of elements that match: the key, how
-    /// many there are, their sum, and the bits of the least and the greatest.
+    /// For each key among `keys` (a region, where it lies there, its kind), of elements that match: the key,
+    /// how many there are, their sum, and the bits of the least and the greatest.
     fn group<'py>(
         slf: Bound<'py, Self>,
         keys: (Bound<'py, Region>, u64, Bound<'py, Layout>, String),

@@ -70,7 +70,7 @@ pub fn shell_command(
     Ok(text)
 }
 
-fn quoted(word: &OsStr) -> Result<String> {
+pub fn quoted(word: &OsStr) -> Result<String> {
     let word = word.to_str().with_context(|| format!("{} is not valid UTF-8", word.to_string_lossy()))?;
     Ok(format!("'{}'", word.replace('\'', "'\\''")))
 }

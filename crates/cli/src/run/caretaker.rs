@@ -14,7 +14,7 @@ use rampool_kernel::words::remark;
 use rampool_run::fork_fallback::ForkFallback;
 use rampool_run::process_registry::ProcessRegistry;
 
-use super::private::PrivateServer;
+use super::hosts::OwnServers;
 use super::redundancy::Redundancy;
 use crate::rundir::{self, RunDir};
 
@@ -72,7 +72,7 @@ pub fn end(
     registry: &ProcessRegistry,
     mut fork_fallback: ForkFallback,
     run_dir: RunDir,
-    private: Option<PrivateServer>,
+    own: OwnServers,
     later: Later,
 ) {
     if somebody_lives_on(registry, &mut pool, run_dir.path(), later) || is_needed(&mut fork_fallback) {
@@ -80,21 +80,21 @@ pub fn end(
         let caretaker = unsafe { libc::fork() };
         if caretaker > 0 {
             // The caretaker owns both now. The connections are closed here and live on there.
-            std::mem::forget((run_dir, private));
+            std::mem::forget((run_dir, own));
             return;
         }
         if caretaker == 0 {
             leave_terminal();
             take_care(&mut pool, &mut redundancy, registry, &mut fork_fallback);
             pool.close();
-            drop((private, run_dir));
+            drop((own, run_dir));
             // SAFETY: ends the copy without the exit handlers of the original.
             unsafe { libc::_exit(0) };
         }
         // No copy can be made: the run ends for the remaining processes, too.
     }
     pool.close();
-    drop((private, run_dir));
+    drop((own, run_dir));
 }
 
 fn somebody_lives_on(registry: &ProcessRegistry, pool: &mut Pool, run_dir: &Path, mut later: Later) -> bool {

@@ -427,7 +427,7 @@ impl Pool {
             body.bytes = elements * u32::try_from(GROUP_BYTES).expect("few");
             body.arg = ScanRequest::keyed_arg(column.0, test, by.0);
             let name = keys_at.name(here);
-            ScanRequest::encode_keyed_table(&window, (low, high), (name, &keys.program), &mut body.table);
+            body.table = ScanRequest::keyed_table(&window, (low, high), (name, &keys.program));
             let (bytes, mut span) = (body.bytes.into(), bounds(&window.program));
             if name == column_at.name(here) {
                 let more = bounds(&keys.program);

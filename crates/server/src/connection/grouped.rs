@@ -154,7 +154,8 @@ impl Connection {
                 let reply = header.reply(Status::Ok).with_arg(checksum::crc32c(&found).into());
                 encode_frame(&mut buffers.head, reply, &table, found.len());
                 let piece = [Place { ptr: found.as_ptr(), len: found.len() }];
-                // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
+                // SAFETY: the guard owns the bytes, whose address does not change with the move of the
+                // vector.
                 unsafe { self.link.send(Urgency::Demand, &buffers.head, &piece, Held::bytes(found)) };
             }
             Err(refused) => self.refuse(buffers, grouping.header, &refused, shared),

@@ -261,9 +261,8 @@ impl Hostile {
                 (header.arg, table) = op.encode();
             }
             Opcode::Scan if below(rng, 2) == 0 => {
-                let keys = window(rng).program;
-                let by = (region, &keys);
-                ScanRequest::encode_keyed_table(&window(rng), ([0; 8], [9; 8]), by, &mut table);
+                let (keys, column) = (window(rng).program, window(rng));
+                table = ScanRequest::keyed_table(&column, ([0; 8], [9; 8]), (region, &keys));
                 header.arg = 0x0407_0104;
             }
             Opcode::Scan => {

@@ -1,5 +1,5 @@
-//! Totals of a column for each key: the elements of another column, in the same order, say to which group each
-//! element belongs.
+//! Totals of a column for each key: the elements of another column, in the same order, say to which group
+//! each element belongs.
 //!
 //! Groups lie in a tree, so that no choice of keys makes one expensive to find.
 
@@ -208,7 +208,9 @@ mod tests {
     proptest! {
         #[test]
         fn groups_in_parts_are_those_of_all(
-            rows in prop::collection::vec((-4..4i32, -50..50i64), 0..60), cut in 0..60usize, low in -60..60i64,
+            rows in prop::collection::vec((-4..4i32, -50..50i64), 0..60),
+            cut in 0..60usize,
+            low in -60..60i64,
         ) {
             let new = || Groups::new(Kind::I32, Kind::I64, Test::Greater, low.to_le_bytes(), [0; 8]);
             let feed = |groups: &mut Groups, rows: &[(i32, i64)]| {
@@ -229,7 +231,9 @@ mod tests {
                 prop_assert!(joined.join(reduced(count), &coded));
             }
             let mut model: BTreeMap<i32, Vec<i64>> = BTreeMap::new();
-            rows.iter().filter(|row| row.1 > low).for_each(|row| model.entry(row.0).or_default().push(row.1));
+            for row in rows.iter().filter(|row| row.1 > low) {
+                model.entry(row.0).or_default().push(row.1);
+            }
             let model: Vec<Group> = model.iter().map(|(key, values)| Group {
                 key: i64::from(*key).cast_unsigned(),
                 count: values.len() as u64,
@@ -242,13 +246,17 @@ mod tests {
         }
 
         #[test]
-        fn any_answer_is_joined_whole_or_not_at_all(found in prop::collection::vec(prop_oneof![Just(0u8), 0..3u8, any::<u8>()], 0..200), count in 0..4u64) {
+        fn any_answer_is_joined_whole_or_not_at_all(
+            found in prop::collection::vec(prop_oneof![Just(0u8), 0..3u8, any::<u8>()], 0..200),
+            count in 0..4u64,
+        ) {
             let mut groups = Groups::new(Kind::I32, Kind::F32, Test::All, [0; 8], [0; 8]);
             let joined = groups.join(Reduced { count, value: [0; 16] }, &found);
             let mut again = Vec::new();
             groups.iter().for_each(|group| group.encode(&mut again));
             prop_assert_eq!(groups.len() * GROUP_BYTES, if joined { found.len() } else { 0 });
-            prop_assert_eq!(groups.iter().map(|group| group.count).sum::<u64>(), if joined { count } else { 0 });
+            let all: u64 = groups.iter().map(|group| group.count).sum();
+            prop_assert_eq!(all, if joined { count } else { 0 });
         }
     }
 

@@ -426,25 +426,26 @@ impl ScanRequest {
         Self::arg(kind, test, Want::Count) | (keys as u64) << 24
     }
 
-    /// Appends the table of a `Scan` by keys. The two windows have as many elements, and begin with the same.
+    /// The table of a `Scan` by keys. The two windows have as many elements, and begin with the same.
     ///
     /// # Panics
     /// If the program of the keys is too long.
-    pub fn encode_keyed_table(
+    #[must_use]
+    pub fn keyed_table(
         window: &Window,
         (low, high): ([u8; 8], [u8; 8]),
         (region, keys): (RegionId, &Program),
-        out: &mut Vec<u8>,
-    ) {
-        let mut program = Vec::new();
+    ) -> Vec<u8> {
+        let (mut program, mut out) = (Vec::new(), Vec::new());
         keys.encode(&mut program);
-        window.push_head(0, out);
+        window.push_head(0, &mut out);
         out.extend_from_slice(&low);
         out.extend_from_slice(&high);
         out.extend_from_slice(&region.0.to_le_bytes());
         out.extend_from_slice(&u16::try_from(program.len()).expect("bounded by the table").to_le_bytes());
         out.extend_from_slice(&program);
-        window.program.encode(out);
+        window.program.encode(&mut out);
+        out
     }
 
     /// The argument of the request.
@@ -721,10 +722,10 @@ mod tests {
             let mut scan = Vec::new();
             ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
             let by = Program::run(4, 1 << 20).unwrap();
-            let mut keyed = Vec::new();
-            ScanRequest::encode_keyed_table(&window, ([1; 8], [2; 8]), (RegionId(7), &by), &mut keyed);
+            let keyed = ScanRequest::keyed_table(&window, ([1; 8], [2; 8]), (RegionId(7), &by));
+            let parse = |arg| ScanRequest::parse(&Header::request(Opcode::Scan, 1).with_arg(arg), &keyed);
             let arg = ScanRequest::keyed_arg(Kind::I64, Test::Less, Kind::U32);
-            let parsed = ScanRequest::parse(&Header::request(Opcode::Scan, 1).with_arg(arg), &keyed);
+            let parsed = parse(arg);
             prop_assert_eq!(parsed.is_ok(), from.is_multiple_of(8) && len.is_multiple_of(8));
             if let Ok(parsed) = parsed {
                 let keys = Keys {
@@ -734,8 +735,9 @@ mod tests {
                 };
                 prop_assert_eq!((parsed.window, parsed.keys), (window.clone(), Some(keys)));
             }
-            for arg in [arg | 1 << 32, ScanRequest::keyed_arg(Kind::I64, Test::Less, Kind::F64), arg ^ 3 << 8] {
-                prop_assert!(ScanRequest::parse(&Header::request(Opcode::Scan, 1).with_arg(arg), &keyed).is_err());
+            let by_floats = ScanRequest::keyed_arg(Kind::I64, Test::Less, Kind::F64);
+            for arg in [arg | 1 << 32, by_floats, arg ^ 3 << 8] {
+                prop_assert!(parse(arg).is_err());
             }
             let header = Header::request(Opcode::Scan, 1).with_arg(ScanRequest::arg(Kind::I64, Test::Between, Want::Sum));
             let parsed = ScanRequest::parse(&header, &scan);
