@@ -29,10 +29,10 @@ use rampool_sharing::message::Message;
 use rampool_wire::frame::{
     AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, LeaseId,
     LeaseToken, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
-    MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, Opcode, OpenLease, PageEntry, Piece, Push,
-    PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Take, Window, encode_extents,
-    encode_frame, encode_grant, encode_put, encode_reduced, encode_revocation, glimpse, page_crc,
-    parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put,
+    MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, NamedRegion, Opcode, OpenLease, PageEntry,
+    Piece, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Take, Window,
+    encode_extents, encode_frame, encode_grant, encode_put, encode_reduced, encode_revocation, glimpse,
+    page_crc, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put,
     parse_reduced, parse_revocation,
 };
 use rampool_wire::layout::Program;
@@ -124,6 +124,7 @@ pub fn frame(data: &[u8]) {
                 .map(|(_, name)| assert!(name.len() <= 255 && !name.chars().any(char::is_control)))
         }
         Opcode::ListQueues => _ = Listed::parse_all(table),
+        Opcode::ListRegions => _ = NamedRegion::parse_all(table),
         Opcode::Push if !header.is_reply() => {
             if let Ok(push) = Push::parse(table) {
                 assert!(

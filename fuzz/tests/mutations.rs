@@ -9,9 +9,9 @@ use rampool_sharing::control::{Control, FrameKind, Hello, frame};
 use rampool_sharing::message::{Body as MessageBody, Message};
 use rampool_wire::frame::{
     AttachLease, AwaitBody, Body, ByKey, Change, CopyRequest, Delivery, FetchOp, Granted, Header, LeaseId,
-    LeaseToken, Listed, MemberId, Opcode, OpenLease, PageEntry, Push, PushHeads, QueueBounds, Reference,
-    RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents, encode_frame,
-    encode_get_reply, encode_grant, encode_put, encode_revocation,
+    LeaseToken, Listed, MemberId, NamedRegion, Opcode, OpenLease, PageEntry, Push, PushHeads, QueueBounds,
+    Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents,
+    encode_frame, encode_get_reply, encode_grant, encode_put, encode_revocation,
 };
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::{Encryption, Preface};
@@ -122,6 +122,8 @@ fn frames() -> Vec<Vec<u8>> {
     for name in ["jobs", "other jobs"] {
         assert!(Listed { queue: 3, messages: 4, name: name.into(), ..Listed::default() }.encode(&mut listed));
     }
+    let mut named = Vec::new();
+    assert!(NamedRegion { region: RegionId(3), bytes: 4096, name: "table".into() }.encode(&mut named));
     let key = Key { place: 5, generation: 7 };
     let (mut exposed, mut revoked, mut by_key) = (Vec::new(), Vec::new(), Vec::new());
     encode_grant(&Grant { key, bytes: 1 << 20, rights: Rights::Both }, &mut exposed);
@@ -154,6 +156,9 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_frame(out, Header::request(Opcode::OpenQueue, 13), &open, 0)),
         framed(&|out| {
             encode_frame(out, Header::request(Opcode::ListQueues, 19).reply(Status::Ok), &listed, 0)
+        }),
+        framed(&|out| {
+            encode_frame(out, Header::request(Opcode::ListRegions, 20).reply(Status::Ok), &named, 0)
         }),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 14).reply(Status::Ok), &[3; 24], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
@@ -405,6 +410,7 @@ fn conversation(odd: u64) -> Vec<u8> {
     say(Opcode::AwaitBody, 0, 1, &wait, &[]);
     say(Opcode::Settle, 0, 1, &settle, &[]);
     say(Opcode::ListQueues, 0, 0, &[], &[]);
+    say(Opcode::ListRegions, 0, 0, b"a", &[]);
     say(Opcode::Discard, 1, 2, &table, &[]);
     say(Opcode::AdoptRegion, 3, 0, &[], &[]);
     say(Opcode::ResizeLease, 0, 80 << 12, &[], &[]);

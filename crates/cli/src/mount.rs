@@ -3,15 +3,17 @@
 mod buffers;
 mod kernel_files;
 mod mover;
+mod region_files;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use fuser::{MountOption, Session, SessionACL};
-use rampool_client::pool::{Pool, PoolConfig};
+use fuser::{Filesystem, MountOption, Session, SessionACL};
+use rampool_client::direct::Direct;
+use rampool_client::pool::{LeaseRequest, Pool, PoolConfig};
 use rampool_files::{Files, Owner};
 use rampool_kernel::words::say_line;
 use rampool_net::transport::SameHost;
@@ -21,7 +23,8 @@ use rustix::mount::UnmountFlags;
 
 use self::buffers::Buffers;
 use self::kernel_files::KernelFiles;
-use self::mover::{Jobs, Mover};
+use self::mover::Mover;
+use self::region_files::{RegionFiles, Regions};
 use crate::end_signals::EndSignals;
 use crate::run::PoolOptions;
 use crate::run::private::PrivateServer;
@@ -37,8 +40,13 @@ pub struct Args {
     directory: PathBuf,
 
     /// Memory, in bytes, to lease for files
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", required_unless_present = "regions", default_value = "0")]
     size: ByteLen,
+
+    /// Show the named regions of a lease that programs have, for reading, instead of scratch files: a file
+    /// with the lease's ticket
+    #[arg(long, value_name = "FILE", conflicts_with = "size")]
+    regions: Option<PathBuf>,
 
     #[command(flatten)]
     of_pool: PoolOptions,
@@ -61,6 +69,9 @@ pub fn run(args: &Args) -> Result<i32> {
     let signals = EndSignals::block()?;
     // The servers are not troubled for a directory that cannot be used.
     let directory = empty_directory(&args.directory)?;
+    if let Some(ticket) = &args.regions {
+        return args.serve_regions(&directory, ticket, &signals).map(|()| 0);
+    }
     write_under_pressure();
     let run_dir = RunDir::create().context("cannot create the mount's directory")?;
     let (config, _private) = args.pool_config(&run_dir)?;
@@ -77,7 +88,11 @@ pub fn run(args: &Args) -> Result<i32> {
     let buffers = Arc::new(Buffers::default());
     let (mover, jobs) = Mover::new(pool, region, Arc::clone(&buffers))?;
     let mover = std::thread::Builder::new().name("mover".to_owned()).spawn(move || mover.run())?;
-    let mounted = args.serve(&directory, pages, &jobs, buffers, &signals);
+    let (ends, ended) = mpsc::channel();
+    let files = Files::new(pages, args.owner(), SystemTime::now());
+    let said = ByteLen::from_pages(files.totals().pages).to_string();
+    let files = KernelFiles::new(files, jobs.clone(), buffers, ends);
+    let mounted = args.serve(&directory, files, &said, || signals.wait(LOOK_EVERY).is_some(), &ended);
     jobs.stop();
     if mover.join().is_err() {
         bail!("the thread that moves pages has ended early; this is a defect of rampool");
@@ -104,21 +119,41 @@ impl Args {
         Ok((config, private))
     }
 
-    /// Mounts, waits for a signal or for somebody else to unmount, and unmounts.
+    /// Who has the directory.
+    fn owner(&self) -> Owner {
+        let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        Owner { user, group, permissions: if self.allow_other { 0o1777 } else { 0o755 } }
+    }
+
+    fn serve_regions(&self, directory: &Path, ticket: &Path, signals: &EndSignals) -> Result<()> {
+        let text = std::fs::read_to_string(ticket)
+            .with_context(|| format!("cannot read the ticket in {}", ticket.display()))?;
+        let ticket =
+            text.parse().with_context(|| format!("{} has no ticket of a lease", ticket.display()))?;
+        let mut config = self.of_pool.config(Vec::new(), ByteLen(0), "mount")?;
+        config.lease = LeaseRequest::Attach { ticket, name: "mount".to_owned() };
+        let regions = Arc::new(Mutex::new(Regions::new(Direct::connect(&config)?)));
+        let lock = || regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ends, ended) = mpsc::channel();
+        let files = RegionFiles::new(Arc::clone(&regions), self.owner(), ends);
+        let is_over = || {
+            lock().progress();
+            signals.wait(LOOK_EVERY).is_some()
+        };
+        let mounted = self.serve(directory, files, "named regions", is_over, &ended);
+        lock().close();
+        mounted
+    }
+
+    /// Mounts, waits until it is over or somebody else unmounts, and unmounts.
     fn serve(
         &self,
         directory: &Path,
-        pages: Vec<Extent>,
-        jobs: &Jobs,
-        buffers: Arc<Buffers>,
-        signals: &EndSignals,
+        files: impl Filesystem,
+        said: &str,
+        is_over: impl Fn() -> bool,
+        ended: &Receiver<()>,
     ) -> Result<()> {
-        let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        let owner = Owner { user, group, permissions: if self.allow_other { 0o1777 } else { 0o755 } };
-        let files = Files::new(pages, owner, SystemTime::now());
-        let size = ByteLen::from_pages(files.totals().pages);
-        let (ends, ended) = mpsc::channel();
-        let files = KernelFiles::new(files, jobs.clone(), buffers, ends);
         let mut options = fuser::Config::default();
         options.mount_options = vec![
             MountOption::FSName("rampool".to_owned()),
@@ -127,6 +162,7 @@ impl Args {
             MountOption::NoDev,
             MountOption::NoSuid,
         ];
+        options.mount_options.extend(self.regions.is_some().then_some(MountOption::RO));
         options.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
         let session =
             Session::new(files, directory, &options).and_then(Session::spawn).with_context(|| {
@@ -137,9 +173,9 @@ impl Args {
             })?;
         tune(directory);
         // On standard output for scripts, as `rampool serve` does.
-        println!("files on {}: {size}", directory.display());
+        println!("files on {}: {said}", directory.display());
         loop {
-            if signals.wait(LOOK_EVERY).is_some() {
+            if is_over() {
                 break;
             }
             if ended.try_recv().is_ok() {

@@ -63,7 +63,7 @@ pub use rampool_net::transport::zero_copy::Kept;
 use rampool_net::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
 use rampool_pinning::path::NoZeroCopy;
 use rampool_wire::elements::{Combine, Kind, Reduced, Scan, Test, Want};
-use rampool_wire::frame::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, parse_reduced};
+use rampool_wire::frame::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, NamedRegion, parse_reduced};
 use rampool_wire::layout::{Layout, LayoutError, Program};
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 use std::collections::{BTreeMap, VecDeque};
@@ -458,6 +458,14 @@ impl Direct {
     /// [`DirectError::NoSuchName`] if there is none.
     pub fn open(&mut self, name: &str) -> Result<DirectRegion, DirectError> {
         self.opened(RegionSelector::Name(name), 0)
+    }
+
+    /// The regions of the lease that have a name.
+    ///
+    /// # Errors
+    /// [`DirectError`].
+    pub fn named(&mut self) -> Result<Vec<NamedRegion>, DirectError> {
+        Ok(self.pool.named_regions()?)
     }
 
     /// Opens a region that another member has opened.

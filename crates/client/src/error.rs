@@ -140,6 +140,7 @@ pub enum Operation {
     Store(PageIndex),
     Discard(PageIndex),
     OpenRegion,
+    ListRegions,
     /// The direct view's, from this byte of the region on.
     Gather(u64),
     Scatter(u64),
@@ -176,6 +177,7 @@ impl fmt::Display for Operation {
             Self::Store(page) => write!(f, "the write-back of {page}"),
             Self::Discard(page) => write!(f, "the discard of {page}"),
             Self::OpenRegion => f.write_str("opening a region"),
+            Self::ListRegions => f.write_str("the list of regions"),
             Self::Gather(byte) => write!(f, "the get from byte {byte} on"),
             Self::Scatter(byte) => write!(f, "the put from byte {byte} on"),
             Self::Accumulate(byte) => write!(f, "the update from byte {byte} on"),

@@ -1561,6 +1561,7 @@ pub(crate) fn operation_of(opcode: Opcode) -> Operation {
         Opcode::CloneRegion => Operation::CloneRegion,
         Opcode::AdoptRegion => Operation::AdoptRegion,
         Opcode::FreeRegion => Operation::FreeRegion,
+        Opcode::ListRegions => Operation::ListRegions,
         Opcode::OpenRegion => Operation::OpenRegion,
         Opcode::OpenQueue => Operation::OpenQueue,
         Opcode::FreeQueue => Operation::FreeQueue,

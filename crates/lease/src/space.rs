@@ -26,6 +26,7 @@ use rampool_wire::frame::{
 };
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// Regions of one lease.
 const MAX_REGIONS: usize = 16 * 1024;
@@ -365,6 +366,12 @@ impl LeaseSpace {
         }
         region.owner = None;
         Ok((id, region.bytes))
+    }
+
+    /// The named regions behind this name, by name, with their lengths.
+    pub fn named(&self, behind: &str) -> impl Iterator<Item = (&str, RegionId, u64)> {
+        let behind = (Bound::Excluded(behind), Bound::Unbounded);
+        self.names.range::<str, _>(behind).map(|(name, id)| (name.as_str(), *id, self.regions[id].bytes))
     }
 
     /// The pages of a region, for reading.

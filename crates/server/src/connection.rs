@@ -733,6 +733,7 @@ impl Connection {
                     Opcode::OpenQueue
                     | Opcode::FreeQueue
                     | Opcode::ListQueues
+                    | Opcode::ListRegions
                     | Opcode::Push
                     | Opcode::Take
                     | Opcode::Settle

@@ -32,9 +32,9 @@ pub use data::{
 };
 
 pub use direct::{
-    Block, Change, CopyRequest, FetchOp, Keys, MAX_DIRECT_BYTES, MAX_DIRECT_STEPS, MAX_PROGRAM_BYTES, Piece,
-    Pieces, ScanRequest, Window, accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs,
-    parse_piece_crc, parse_reduced, patched_crc,
+    Block, Change, CopyRequest, FetchOp, Keys, MAX_DIRECT_BYTES, MAX_DIRECT_STEPS, MAX_PROGRAM_BYTES,
+    NamedRegion, Piece, Pieces, ScanRequest, Window, accumulate_arg, encode_reduced, parse_accumulate_arg,
+    parse_crcs, parse_piece_crc, parse_reduced, patched_crc,
 };
 
 pub use glimpse::glimpse;
@@ -160,11 +160,14 @@ pub enum Opcode {
     /// Read a part of one page: the usual small `Gather`, in headers without tables. `arg`:
     /// [`Piece::encode`]. Reply: `arg` is the bytes' checksum; bulk: the bytes.
     ReadPiece = 32,
+    /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as many
+    /// as fit; `arg`: 1 if more follow.
+    ListRegions = 33,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 32] = [
+    pub const ALL: [Opcode; 33] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -197,6 +200,7 @@ impl Opcode {
         Opcode::Expose,
         Opcode::Revoke,
         Opcode::ReadPiece,
+        Opcode::ListRegions,
     ];
 
     fn parse(byte: u8) -> Option<Self> {

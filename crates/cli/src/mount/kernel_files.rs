@@ -26,11 +26,11 @@ use super::mover::{Done, Job, Jobs};
 const NAME_VALID: Duration = Duration::from_secs(3600);
 const ATTRIBUTES_VALID: Duration = Duration::from_secs(1);
 /// The longest request for bytes, which is the longest of the kernel.
-const REQUEST_BYTES: u32 = 1 << 20;
+pub const REQUEST_BYTES: u32 = 1 << 20;
 /// Requests that the kernel makes without a program that waits.
 const BACKGROUND: u16 = 64;
 /// Bytes of a page, as the kernel counts them.
-const BLOCK: u32 = 4096;
+pub const BLOCK: u32 = 4096;
 const PERMISSIONS: u32 = 0o7777;
 
 pub struct KernelFiles {

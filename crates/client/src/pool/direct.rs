@@ -14,8 +14,8 @@ use rampool_pinning::path::{NoZeroCopy, Wish};
 use rampool_session::{Ask, Class, PageSet, SENT_TOGETHER_BYTES};
 use rampool_wire::elements::{Combine, GROUP_BYTES, Kind, MAX_GROUPED, Test, Want};
 use rampool_wire::frame::{
-    Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, Piece, RegionId, ScanRequest, Status, Window,
-    accumulate_arg,
+    Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, NamedRegion, Opcode, Piece, RegionId, ScanRequest,
+    Status, Window, accumulate_arg,
 };
 use rampool_wire::layout::{Collector, Program, Run, Runs};
 use rampool_wire::session::Security;
@@ -198,6 +198,34 @@ impl Pool {
             }
         }
         Ok((self.remember_names(names, None), length.unwrap_or(bytes)))
+    }
+
+    /// The named regions of the lease. Blocks until a server has answered.
+    pub fn named_regions(&mut self) -> Result<Vec<NamedRegion>, PoolError> {
+        let (nothing, args) = (vec![RegionId(0); self.server_count()], vec![0; self.server_count()]);
+        let mut all: Vec<NamedRegion> = Vec::new();
+        loop {
+            let behind = all.last().map(|last| last.name.clone()).unwrap_or_default();
+            let replies = self.ask_all(Opcode::ListRegions, &nothing, &args, behind.as_bytes())?;
+            self.each_ok(&replies, Operation::ListRegions)?;
+            // Every server knows all of them.
+            let mut answers = self.shell.servers.iter().zip(&replies);
+            let Some((server, reply)) =
+                answers.find_map(|(server, reply)| Some((server, reply.as_ref().ok()?)))
+            else {
+                return Ok(all);
+            };
+            let more = NamedRegion::parse_all(&reply.table).unwrap_or_default();
+            let goes_on = more.first().is_some_and(|first| first.name > behind);
+            if reply.arg != 0 && !goes_on || reply.table.is_empty() != more.is_empty() {
+                let (server, message) = (server.name.clone(), "its list makes no sense".to_owned());
+                return Err(PoolError::Denied { server, operation: Operation::ListRegions, message });
+            }
+            all.extend(more);
+            if reply.arg == 0 {
+                return Ok(all);
+            }
+        }
     }
 
     /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not

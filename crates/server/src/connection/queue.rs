@@ -7,8 +7,8 @@ use super::{Connection, End, Refused, ScratchBuffers};
 use crate::shared::{Post, Posts, Shared};
 use rampool_lease::{Asker, LeaseSpace, QueueError, QueueId, QueueOutput, QueueSpaceError};
 use rampool_wire::frame::{
-    AwaitBody, Header, Opcode, Push, PushHeads, QueueBounds, RegionId, Settlement, Status, Take, WireError,
-    encode_frame,
+    AwaitBody, Header, NamedRegion, Opcode, Push, PushHeads, QueueBounds, RegionId, Settlement, Status, Take,
+    WireError, encode_frame,
 };
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,25 @@ enum Now {
         region: u64,
         table: Vec<u8>,
     },
+}
+
+fn list_queues(space: &LeaseSpace, behind: QueueId) -> Now {
+    let (mut table, mut last) = (Vec::new(), 0);
+    for (listed, _) in space.queues().list(behind) {
+        if !listed.encode(&mut table) {
+            return Now::Answer { arg: last, region: 0, table };
+        }
+        last = listed.queue;
+    }
+    Now::Answer { arg: 0, region: 0, table }
+}
+
+fn list_regions(space: &LeaseSpace, behind: &str) -> Now {
+    let mut table = Vec::new();
+    let all_fit = space
+        .named(behind)
+        .all(|(name, region, bytes)| NamedRegion { region, bytes, name: name.to_owned() }.encode(&mut table));
+    Now::Answer { arg: u64::from(!all_fit), region: 0, table }
 }
 
 impl From<QueueError> for Refused {
@@ -152,16 +171,11 @@ impl Connection {
                 space.free_queue(queue)?;
                 Ok(Now::Freed)
             }),
-            Opcode::ListQueues => act(&mut |space| {
-                let (mut table, mut last) = (Vec::new(), 0);
-                for (listed, _) in space.queues().list(queue) {
-                    if !listed.encode(&mut table) {
-                        return Ok(Now::Answer { arg: last, region: 0, table });
-                    }
-                    last = listed.queue;
-                }
-                Ok(Now::Answer { arg: 0, region: 0, table })
-            }),
+            Opcode::ListQueues => act(&mut |space| Ok(list_queues(space, queue))),
+            Opcode::ListRegions => {
+                let behind = std::str::from_utf8(table).map_err(|_| WireError::BadName)?;
+                act(&mut |space| Ok(list_regions(space, behind)))
+            }
             Opcode::Push => {
                 let push = Push::parse(table)?;
                 timeout_ms = push.timeout_ms;

@@ -10,6 +10,7 @@
 //!   Scan by keys  window, low u64, high u64, region of the keys u64, length of their program u16,
 //!                 program of the keys, program
 //!   OpenRegion    name
+//!   ListRegions   name                                         reply: regions
 //!   Copy          window, lease u64, token 16, region u64, length of the name u16,
 //!                 length of the first program u16, name of the other server, program here, program there
 //!   window        from u64, len u32, number of CRCs u32
@@ -52,6 +53,41 @@ pub struct Window {
     pub from: u64,
     /// At least 1, at most [`MAX_DIRECT_BYTES`].
     pub len: u32,
+}
+
+/// A region in a list: its number, which no other one gets, its length and its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedRegion {
+    pub region: RegionId,
+    pub bytes: u64,
+    pub name: String,
+}
+
+impl NamedRegion {
+    /// Appends it to the table of a reply to `ListRegions`; false if there is no room.
+    #[must_use]
+    pub fn encode(&self, out: &mut Vec<u8>) -> bool {
+        if out.len() + 18 + self.name.len() > MAX_TABLE_BYTES {
+            return false;
+        }
+        [self.region.0, self.bytes].iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+        out.extend_from_slice(&u16::try_from(self.name.len()).expect("at most MAX_NAME_BYTES").to_le_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+        true
+    }
+
+    /// # Errors
+    /// [`WireError`].
+    pub fn parse_all(table: &[u8]) -> Result<Vec<Self>, WireError> {
+        let mut reader = Reader::new(table);
+        let mut all = Vec::new();
+        while !reader.rest().is_empty() {
+            let (region, bytes, len) = (RegionId(reader.u64()?), reader.u64()?, reader.u16()?);
+            let name = std::str::from_utf8(reader.take(len.into())?).map_err(|_| WireError::BadName)?;
+            all.push(Self { region, bytes, name: name.to_owned() });
+        }
+        Ok(all)
+    }
 }
 
 /// A part of one page.
@@ -671,6 +707,21 @@ fn times(a: u32, mut b: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_regions_come_back() {
+        let named =
+            |region, name: &str| NamedRegion { region: RegionId(region), bytes: 9, name: name.into() };
+        let (mut table, all) = (Vec::new(), vec![named(1, ""), named(2, "a"), named(3, &"b".repeat(255))]);
+        assert!(all.iter().all(|one| one.encode(&mut table)));
+        assert_eq!(NamedRegion::parse_all(&table), Ok(all));
+        assert!(
+            (1..table.len())
+                .all(|len| { NamedRegion::parse_all(&table[..len]).is_err() || len == 18 || len == 37 })
+        );
+        table.resize(MAX_TABLE_BYTES, 0);
+        assert!(!named(1, "").encode(&mut table));
+    }
     use crate::frame::{Opcode, page_crc};
     use crate::layout::Layout;
     use proptest::prelude::*;
