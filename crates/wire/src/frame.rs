@@ -160,11 +160,14 @@ pub enum Opcode {
     /// Read a part of one page: the usual small `Gather`, in headers without tables. `arg`:
     /// [`Piece::encode`]. Reply: `arg` is the bytes' checksum; bulk: the bytes.
     ReadPiece = 32,
+    /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
+    /// left. For who has the master key. Needs no lease.
+    Drain = 33,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 32] = [
+    pub const ALL: [Opcode; 33] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -197,6 +200,7 @@ impl Opcode {
         Opcode::Expose,
         Opcode::Revoke,
         Opcode::ReadPiece,
+        Opcode::Drain,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
