@@ -163,11 +163,14 @@ pub enum Opcode {
     /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as many
     /// as fit; `arg`: 1 if more follow.
     ListRegions = 33,
+    /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
+    /// left. For who has the master key. Needs no lease.
+    Drain = 34,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 33] = [
+    pub const ALL: [Opcode; 34] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -201,6 +204,7 @@ impl Opcode {
         Opcode::Revoke,
         Opcode::ReadPiece,
         Opcode::ListRegions,
+        Opcode::Drain,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
