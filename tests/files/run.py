@@ -2,6 +2,7 @@
 """`rampool mount`: files in the pool, used by programs that know nothing of it. Every byte is compared."""
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -9,8 +10,10 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -214,6 +217,81 @@ def random_operations_are_as_in_memory(world, scale):
         for seed in range(scale.pick(40, 4)):
             run(sys.executable, HERE / "exercise.py", mount.at, scale.seed + seed, scale.pick(4000, 1500))
         wait_until("all of it is free", lambda: mount.free() == 64 * MIB)
+
+
+@suite.test()
+def what_is_not_there_is_refused(world, scale):
+    if no_fuse():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def called(name, *arguments):
+        if getattr(libc, name)(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), name)
+
+    with mounted(world, [world.serve("128M", "--no-lock")], "64M") as mount:
+        one, two = mount.at / "one", mount.at / "two"
+        one.write_bytes(bytes(MIB))
+        two.write_bytes(b"two")
+        fd = os.open(one, os.O_RDWR)
+        # All of a file is data, also what is a hole: the kernel may have bytes that are not written yet.
+        called("fallocate", fd, 3, ctypes.c_long(0), ctypes.c_long(MIB // 2))
+        check(os.fstat(fd).st_blocks * 512 == MIB // 2, "a hole has no pages")
+        found = (os.lseek(fd, 0, os.SEEK_DATA), os.lseek(fd, 0, os.SEEK_HOLE))
+        check(found == (0, MIB), f"no holes are told: {found}")
+        expect(errno.ENXIO, lambda: os.lseek(fd, MIB, os.SEEK_DATA))
+        for mode in (0x08, 0x20, 0x40):  # collapse, insert, unshare
+            page = (ctypes.c_long(0), ctypes.c_long(4096))
+            expect(errno.EOPNOTSUPP, lambda: called("fallocate", fd, mode, *page))
+        expect(errno.EOPNOTSUPP, lambda: os.open(mount.at, os.O_TMPFILE | os.O_RDWR))
+        expect(errno.EOPNOTSUPP, lambda: os.setxattr(one, "user.a", b"1"))
+        expect(errno.EOPNOTSUPP, lambda: os.getxattr(one, "user.a"))
+        expect(errno.EOPNOTSUPP, lambda: os.listxattr(one))
+        rename = lambda flags: called("renameat2", -100, bytes(one), -100, bytes(two), flags)  # noqa: E731
+        expect(errno.EEXIST, lambda: rename(1))
+        rename(2)
+        check(one.read_bytes() == b"two" and two.stat().st_size == MIB, "they are exchanged")
+        expect(errno.EINVAL, lambda: rename(4))  # whiteout
+        rename(0)
+        check(os.listdir(mount.at) == ["two"] and two.read_bytes() == b"two", "one has replaced the other")
+        os.close(fd)
+
+
+@suite.test()
+def a_user_mounts_by_fusermount3(world, scale):
+    if no_fuse():
+        return
+    check(shutil.which("fusermount3") and shutil.which("setpriv"), "fuse3 is missing: scripts/setup.sh test")
+    server, user = world.serve("128M", "--no-lock"), 65534
+    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        binary = shutil.copy(rampool_binary(), place)
+        at, run_dir = Path(place, "at"), Path(place, "run")
+        for made in (at, run_dir):
+            made.mkdir(mode=0o700)
+            os.chown(made, user, user)
+        command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        try:
+            # As distributions have it.
+            os.chmod("/dev/fuse", 0o666)
+            mount = subprocess.Popen(
+                [*command, binary, "mount", at, "--size", "64M", "--server", server.address],
+                stdout=subprocess.PIPE, preexec_fn=procs.end_with_parent,
+                env={**os.environ, "XDG_RUNTIME_DIR": str(run_dir), "TMPDIR": str(run_dir)},
+            )  # fmt: skip
+            check(b"files on" in mount.stdout.readline(), "it is not mounted")
+            run(*command, "sh", "-c", f"echo mine > {at}/file && cat {at}/file && df {at}")
+            owner = run(*command, "stat", "-c", "%u %a %s", at / "file").split()
+            check(owner == [str(user), "644", "5"], f"{owner}")
+            expect(errno.EACCES, lambda: os.listdir(at))
+            # Directly, since `setpriv` is the command itself by now.
+            mount.terminate()
+            check(mount.wait(30) == 0, "it ended with an error")
+            check(not os.path.ismount(at), "it is still mounted")
+        finally:
+            os.chmod("/dev/fuse", mode)
+            subprocess.run(["umount", "-l", at], stderr=subprocess.DEVNULL, check=False)
 
 
 @suite.test()
