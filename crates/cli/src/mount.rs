@@ -35,17 +35,18 @@ use crate::rundir::RunDir;
 /// Any program can use it: one that spills to files, a static or a Go program, a whole build. The files are
 /// gone when this command ends, by SIGTERM, SIGINT or `umount`. Needs /dev/fuse, and root or fusermount3.
 #[derive(clap::Args, Debug)]
+#[command(group(clap::ArgGroup::new("what").required(true).args(["size", "regions"])))]
 pub struct Args {
     /// An empty directory
     directory: PathBuf,
 
     /// Memory, in bytes, to lease for files
-    #[arg(long, value_name = "SIZE", required_unless_present = "regions", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true)]
     size: ByteLen,
 
     /// Show the named regions of a lease that programs have, for reading, instead of scratch files: a file
     /// with the lease's ticket
-    #[arg(long, value_name = "FILE", conflicts_with = "size")]
+    #[arg(long, value_name = "FILE")]
     regions: Option<PathBuf>,
 
     #[command(flatten)]

@@ -93,6 +93,7 @@ fn named_regions_are_files() {
         direct.open_or_create(&format!("{number:0200}"), 1).unwrap();
     }
     direct.open_or_create("a/b", 8192).unwrap();
+    direct.open_or_create("rampool.names.0", 8192).unwrap();
     wait_until("all are listed", || names(&at).len() == 402);
     assert_eq!(fs::read(at.join("a%2Fb")).unwrap(), [0; 8192]);
 

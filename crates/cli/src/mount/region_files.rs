@@ -19,6 +19,8 @@ use super::kernel_files::{BLOCK, REQUEST_BYTES};
 
 /// How old the list of regions may be.
 pub const FRESH: Duration = Duration::from_secs(1);
+/// So begin the names of regions that rampool's own packages keep for themselves.
+const OWN: &str = "rampool.";
 /// A file's number is that of its region and so much more.
 const FIRST: u64 = ROOT + 1;
 
@@ -55,7 +57,7 @@ impl Regions {
             return Ok(());
         }
         let mut before = std::mem::take(&mut self.known);
-        for region in self.direct.named()? {
+        for region in self.direct.named()?.into_iter().filter(|region| !region.name.starts_with(OWN)) {
             let opened = before.remove(&region.region.0).and_then(|known| known.opened);
             let known = Known { name: region.name, bytes: region.bytes, opened };
             self.known.insert(region.region.0, known);
