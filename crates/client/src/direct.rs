@@ -44,13 +44,16 @@
 mod exposed;
 mod group;
 mod listener;
+mod published;
 mod queue;
 
 pub use exposed::Exposed;
 pub use group::{Column, Group, Key};
 pub use listener::{ListenError, QueueListener, Verdict};
+pub use published::RemoteMemory;
 pub use queue::{Message, PendingSend, Queue, QueueError, SendBody};
 pub use rampool_wire::frame::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
+pub use rampool_wire::keys::Rights;
 
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 pub use crate::pool::KeyStats;

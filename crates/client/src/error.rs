@@ -154,6 +154,8 @@ pub enum Operation {
     OpenQueue,
     FreeQueue,
     ListQueues,
+    /// Of memory that a member has published.
+    Reach,
     Push,
     SendBody,
     Take,
@@ -190,6 +192,7 @@ impl fmt::Display for Operation {
             Self::OpenQueue => f.write_str("opening a queue"),
             Self::FreeQueue => f.write_str("giving up a queue"),
             Self::ListQueues => f.write_str("the list of queues"),
+            Self::Reach => f.write_str("the use of published memory"),
             Self::Push => f.write_str("a message to a queue"),
             Self::SendBody => f.write_str("the body of a message on its way to a queue"),
             Self::Take => f.write_str("a message out of a queue"),

@@ -1740,6 +1740,7 @@ pub(crate) fn operation_of(opcode: Opcode) -> Operation {
         Opcode::Take => Operation::Take,
         Opcode::Settle => Operation::Settle,
         Opcode::AwaitBody => Operation::AwaitBody,
+        Opcode::Reach => Operation::Reach,
         Opcode::Heartbeat => Operation::Heartbeat,
         Opcode::Goodbye => Operation::Leave,
         _ => Operation::Idle,

@@ -3,6 +3,7 @@
 pub(super) mod direct;
 mod grouped;
 mod keyed;
+pub(super) mod published;
 pub(super) mod queue;
 mod rows;
 
@@ -730,6 +731,7 @@ impl Connection {
                     Opcode::Copy => self.copy(shared, buffers, header),
                     Opcode::Expose => self.expose(shared, buffers, header),
                     Opcode::Revoke => self.revoke(shared, buffers, header),
+                    Opcode::Reach => self.reach(shared, buffers, header),
                     Opcode::OpenQueue
                     | Opcode::FreeQueue
                     | Opcode::ListQueues

@@ -7,6 +7,7 @@ use super::unauthenticated::PeerLog;
 use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
 use crate::connection::direct::LeftUpdate;
+use crate::connection::published::PublishedMemories;
 use crate::reaper::Task;
 use crate::store::PageStore;
 use crate::tenants::{LeaseLog, Tenant, Tenants};
@@ -68,6 +69,7 @@ pub(super) struct Lease {
     pub(super) copy_table: CopyTable,
     /// The transports of its members' connections, for the status.
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
+    pub(super) published: Mutex<PublishedMemories>,
 }
 
 /// A lease's regions, and what is charged for them to its tenant.
@@ -225,6 +227,7 @@ impl Lease {
             counts: Counts::default(),
             copy_table: CopyTable::default(),
             means: Mutex::default(),
+            published: Mutex::default(),
         }
     }
 

@@ -39,7 +39,10 @@ pub use direct::{
 
 pub use glimpse::glimpse;
 
-pub use keyed::{ByKey, encode_grant, encode_revocation, parse_grant, parse_revocation};
+pub use keyed::{
+    ByKey, MAX_REACHED_BYTES, Published, Reach, encode_grant, encode_revocation, parse_grant,
+    parse_revocation,
+};
 
 pub use queue::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, PushHeads,
@@ -166,11 +169,13 @@ pub enum Opcode {
     /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
     /// left. For who has the master key. Needs no lease.
     Drain = 34,
+    /// Publish exposed memory, or use what another member has published ([`Reach`], by `arg`).
+    Reach = 35,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 34] = [
+    pub const ALL: [Opcode; 35] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -205,6 +210,7 @@ impl Opcode {
         Opcode::ReadPiece,
         Opcode::ListRegions,
         Opcode::Drain,
+        Opcode::Reach,
     ];
 
     fn parse(byte: u8) -> Option<Self> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use rampool_client::direct::{Direct, Message, Queue, QueueBounds, SendBody};
-use rampool_client::pool::PoolConfig;
+use rampool_client::pool::{LeaseTicket, PoolConfig};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
 use serde_json::json;
@@ -91,7 +91,11 @@ fn connect(server: &Service, bytes: u64) -> Result<Direct> {
 }
 
 fn join(first: &mut Direct) -> Result<Direct> {
-    let mut config = PoolConfig::attach(first.pool().lease_ticket(), "rampool bench fifo");
+    join_by(first.pool().lease_ticket())
+}
+
+fn join_by(ticket: LeaseTicket) -> Result<Direct> {
+    let mut config = PoolConfig::attach(ticket, "rampool bench fifo");
     config.encryption = Encryption::Off;
     let mut direct = Direct::connect(&config)?;
     direct.spin_for(SPIN);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// A forked child does not have it: an access there is a SIGSEGV. It belongs to one thread at a time.
 #[derive(Debug)]
 pub struct Exposed {
-    memory: Arc<ExposedMemory>,
+    pub(super) memory: Arc<ExposedMemory>,
     bytes: usize,
     /// One thread: no other reads it while bytes are put there.
     _one_thread: PhantomData<Cell<()>>,

@@ -1034,7 +1034,7 @@ impl Direct {
     }
 
     /// Waits for an answer, or until the deadline.
-    fn queue_wait(
+    pub(super) fn queue_wait(
         &mut self,
         server: ServerIndex,
         opcode: Opcode,

@@ -17,7 +17,7 @@ use rampool_net::transport::PieceMut;
 use rampool_paging::placement::ServerIndex;
 use rampool_pinning::keys::{Key, Owner, OwnerOutput, PeerNumber, Rights, ToOwner, ToPeer};
 use rampool_session::{Ask, Request};
-use rampool_wire::frame::{ByKey, MAX_TABLE_BYTES, Opcode, RegionId, encode_grant, encode_revocation};
+use rampool_wire::frame::{ByKey, MAX_TABLE_BYTES, Opcode, Reach, RegionId, encode_grant, encode_revocation};
 use rampool_wire::layout::Program;
 use rampool_wire::units::Tick;
 use std::collections::BTreeMap;
@@ -49,6 +49,8 @@ struct Slot {
     memory: Arc<ExposedMemory>,
     /// None after a replacement without a file.
     file: Option<OwnedFd>,
+    /// What other members may do with it, and how they find it.
+    published: Option<(Rights, String)>,
 }
 
 /// The keys that one server has.
@@ -99,6 +101,14 @@ impl ExposedMemories {
         let grant = self.owner.grant(self.peer, place)?;
         encode_grant(&grant, table);
         Some((grant.key.generation, file.as_fd()))
+    }
+
+    /// The table of a request that publishes this memory, if it is to be.
+    fn publication(&self, place: u32) -> Option<Vec<u8>> {
+        let (rights, name) = self.slots.get(&place)?.published.as_ref()?;
+        let mut table = Vec::new();
+        Reach::Publish { key: self.owner.current(place)?, rights: *rights, name }.encode(&mut table);
+        Some(table)
     }
 
     /// The server knows this key.
@@ -227,9 +237,14 @@ impl Server {
 }
 
 impl Shell {
-    /// Sends the key to a memory, and gives the number of that request.
+    /// Sends the key to a memory, and gives the number of that request. What is published is so again.
     pub(super) fn announce(&mut self, server: ServerIndex, place: u32, now: Instant) -> u64 {
-        self.control(Ask::control(server, Opcode::Expose, RegionId(0)), place.into(), &[], now)
+        let request = self.control(Ask::control(server, Opcode::Expose, RegionId(0)), place.into(), &[], now);
+        let exposed = self.servers[server.as_usize()].exposed.as_ref();
+        if let Some(table) = exposed.and_then(|exposed| exposed.publication(place)) {
+            self.control(Ask::control(server, Opcode::Reach, RegionId(0)), 0, &table, now);
+        }
+        request
     }
 
     /// After a connection was made again.
@@ -262,7 +277,9 @@ impl Pool {
         if let Some(server) = self.shell.servers.iter_mut().find(|server| server.takes_keys()) {
             let exposed = server.exposed.get_or_insert_with(|| Box::new(ExposedMemories::new()));
             if let Ok(key) = exposed.owner.expose(bytes as u64, Rights::Both) {
-                exposed.slots.insert(key.place, Slot { memory: memory.clone(), file: Some(file) });
+                exposed
+                    .slots
+                    .insert(key.place, Slot { memory: memory.clone(), file: Some(file), published: None });
                 let server = server.index;
                 let request = self.shell.announce(server, key.place, now);
                 self.shell.send(now);
@@ -301,6 +318,37 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// Notes that memory is to be published. The server, and the table of the request; none where no server has
+    /// a key to it.
+    pub(crate) fn publish(
+        &mut self,
+        memory: &Arc<ExposedMemory>,
+        rights: Rights,
+        name: &str,
+    ) -> Option<(ServerIndex, Vec<u8>)> {
+        self.shell.servers.iter_mut().find_map(|server| {
+            let exposed = server.exposed.as_mut()?;
+            let known = &exposed.known;
+            let is_this = |(place, slot): &(&u32, &mut Slot)| {
+                Arc::ptr_eq(&slot.memory, memory) && known.contains_key(place)
+            };
+            let (place, slot) = exposed.slots.iter_mut().find(is_this)?;
+            slot.published = Some((rights, name.to_owned()));
+            let place = *place;
+            Some((server.index, exposed.publication(place)?))
+        })
+    }
+
+    /// It is not published after all.
+    pub(crate) fn forget_publication(&mut self, memory: &Arc<ExposedMemory>) {
+        let all = self.shell.servers.iter_mut().filter_map(|server| server.exposed.as_mut());
+        for slot in all.flat_map(|exposed| exposed.slots.values_mut()) {
+            if Arc::ptr_eq(&slot.memory, memory) {
+                slot.published = None;
+            }
+        }
     }
 
     pub(crate) fn key_stats(&self) -> KeyStats {

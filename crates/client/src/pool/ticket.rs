@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use rampool_net::transport::Endpoint;
 use rampool_paging::placement::{Placement, PlacementError, ServerIndex};
 use rampool_session::{HandedOver, History, PageSet};
 use rampool_wire::frame::{LeaseId, LeaseToken, MAX_PAGE_INDEX, MemberId, RegionId};
@@ -168,6 +169,16 @@ impl LeaseTicket {
     #[must_use]
     pub fn copies(&self) -> u8 {
         self.copies
+    }
+
+    /// The same lease, where a server has another name to this process: its Unix socket, on its own machine.
+    ///
+    /// # Panics
+    /// If the ticket has no such server.
+    #[must_use]
+    pub fn reached_at(mut self, server: usize, endpoint: Endpoint) -> Self {
+        self.parts[server].server.endpoint = endpoint;
+        self
     }
 
     /// Whether both tickets have the same lease at this server.

@@ -1,8 +1,8 @@
 //! Memory that a server on this machine reaches by key.
 
 use super::*;
-use rampool::direct::{Direct, DirectRegion, Exposed};
-use rampool::proto::layout::Layout;
+use rampool::direct::{Direct, DirectError, DirectRegion, Exposed, Rights};
+use rampool::proto::layout::{Layout, LayoutError};
 use rampool::transport::{Endpoint, SameHost};
 use std::path::Path;
 
@@ -214,4 +214,126 @@ fn a_server_that_is_lost_in_the_middle_writes_to_no_memory_that_anybody_has() {
     assert_eq!(direct.key_stats().replaced, 1);
     drop(direct);
     memory.write(0, &[1]);
+}
+
+/// A process with memory that it publishes, reached through shared memory, and another of the same lease, over TCP.
+fn owner_and_peer(dir: &Path) -> (RunningServer, Direct, Direct) {
+    let tcp = "127.0.0.1:0".parse().unwrap();
+    let listen = vec![tcp, Endpoint::Unix(dir.join("s"))];
+    let server = Server::start(ServerConfig { listen, ..server_config(64 * MIB) }).unwrap();
+    let near = PoolConfig::new(
+        vec![ServerSpec { endpoint: Endpoint::Unix(dir.join("s")), memory: None }],
+        ByteLen(32 * MIB),
+        "owner",
+    );
+    let owner = Direct::connect(&near).unwrap();
+    let ticket = owner.pool().lease_ticket().reached_at(0, server.addr().clone());
+    let peer = Direct::connect(&PoolConfig::attach(ticket, "peer")).unwrap();
+    (server, owner, peer)
+}
+
+fn denied(result: Result<(), DirectError>, word: &str) {
+    let said = result.unwrap_err();
+    assert!(
+        matches!(&said, DirectError::Pool(PoolError::Denied { message, .. }) if message.contains(word)),
+        "{said}"
+    );
+    assert!(said.to_string().contains("published memory"), "{said}");
+}
+
+#[test]
+fn published_memory_is_written_and_read_by_a_process_that_reaches_the_server_over_tcp() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, mut owner, mut peer) = owner_and_peer(dir.path());
+    let memory = owner.expose(MIB as usize).unwrap();
+    assert!(owner.publish(&memory, Rights::Both, "inbox").unwrap());
+    let list = peer.published().unwrap();
+    let [inbox] = &list[..] else { panic!("{list:?}") };
+    assert_eq!((inbox.name(), inbox.bytes(), inbox.rights()), ("inbox", MIB, Rights::Both));
+    let mut model = vec![0; MIB as usize];
+    for round in 0..40 {
+        let draw = |n: u64, below: u64| mix(round * 16 + n) % below;
+        let len = (1 + draw(0, 200_000)) as usize;
+        let at = draw(1, MIB - len as u64 + 1);
+        let bytes = pattern(len, round);
+        peer.put_remote(inbox, at, &bytes).unwrap();
+        model[at as usize..at as usize + len].copy_from_slice(&bytes);
+        assert!(content_of(&memory) == model, "round {round}");
+        memory.write(7, &round.to_le_bytes());
+        model[7..15].copy_from_slice(&round.to_le_bytes());
+        let mut back = vec![1; len];
+        peer.get_remote(inbox, at, &mut back).unwrap();
+        assert!(back == model[at as usize..at as usize + len], "round {round}");
+    }
+    let outside = peer.put_remote(inbox, MIB - 2, &[1; 3]);
+    assert!(matches!(outside, Err(DirectError::Layout(LayoutError::OutOfBounds { .. }))), "{outside:?}");
+    // The same memory goes on being used by key.
+    let (region, bytes) = filled(&mut owner);
+    owner.get_into(region, 0, &Layout::bytes(MIB).unwrap(), &memory, 0).unwrap();
+    let mut back = vec![0; MIB as usize];
+    peer.get_remote(inbox, 0, &mut back).unwrap();
+    assert!(back == bytes && owner.key_stats().requests > 0);
+}
+
+#[test]
+fn the_server_checks_the_rights_to_published_memory_and_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, mut owner, mut peer) = owner_and_peer(dir.path());
+    let [read, write, more] = [(); 3].map(|()| owner.expose(4096).unwrap());
+    assert!(owner.publish(&read, Rights::Read, "to read").unwrap());
+    assert!(owner.publish(&write, Rights::Write, "to write").unwrap());
+    denied(owner.publish(&more, Rights::Both, "to read").map(drop), "already");
+    assert!(matches!(owner.publish(&more, Rights::Both, ""), Err(DirectError::Name)));
+    let list = peer.published().unwrap();
+    let [to_read, to_write] = &list[..] else { panic!("{list:?}") };
+    denied(peer.put_remote(to_read, 0, b"x"), "written to");
+    denied(peer.get_remote(to_write, 0, &mut [0]), "read");
+    peer.put_remote(to_write, 4095, b"x").unwrap();
+    assert_eq!(content_of(&write)[4095], b'x');
+    // A new name replaces the old one.
+    assert!(owner.publish(&read, Rights::Write, "another").unwrap());
+    denied(peer.get_remote(to_read, 0, &mut [0]), "published no more");
+    let names: Vec<String> = peer.published().unwrap().iter().map(|one| one.name().to_owned()).collect();
+    assert_eq!(names, ["to write", "another"]);
+    // Memory that no server has a key to is nobody's but its owner's.
+    let plain = peer.expose(4096).unwrap();
+    assert!(!peer.publish(&plain, Rights::Both, "no key").unwrap());
+}
+
+#[test]
+fn memory_that_was_withdrawn_or_whose_owner_has_left_is_published_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, mut owner, mut peer) = owner_and_peer(dir.path());
+    let (one, other) = (owner.expose(MIB as usize).unwrap(), owner.expose(MIB as usize).unwrap());
+    assert!(owner.publish(&one, Rights::Both, "one").unwrap());
+    assert!(owner.publish(&other, Rights::Both, "other").unwrap());
+    let list = peer.published().unwrap();
+    // Another process writes all the time, until it is told that it may not.
+    let target = list[0].clone();
+    let ticket = peer.pool().lease_ticket();
+    let writer = std::thread::spawn(move || {
+        let mut direct = Direct::connect(&PoolConfig::attach(ticket, "writer")).unwrap();
+        loop {
+            if let Err(error) = direct.put_remote(&target, 0, &[7; 100_000]) {
+                return error.to_string();
+            }
+        }
+    });
+    while content_of(&one)[0] == 0 {
+        std::thread::yield_now();
+    }
+    owner.withdraw(&one).unwrap();
+    assert_eq!(mappings_of(&one), 1);
+    one.write(0, &[1; 100_000]);
+    assert!(writer.join().unwrap().contains("published no more"));
+    assert!(content_of(&one)[..100_000].iter().all(|byte| *byte == 1), "nothing was under way");
+    peer.put_remote(&list[1], 0, b"x").unwrap();
+    owner.close();
+    let since = Instant::now();
+    while !peer.published().unwrap().is_empty() {
+        assert!(since.elapsed() < WATCHDOG);
+    }
+    denied(peer.put_remote(&list[1], 0, b"x"), "owner has left");
+    peer.close();
+    all_gone(&[&server]);
 }

@@ -4,16 +4,17 @@
 //! The client's keys are kept for as long as its connection lasts ([`KeyCache`]); each is one mapping of a
 //! memory file that the client has handed over. A request that names a key is checked against it, and carried
 //! out, while its shard does nothing else for this connection; so a revocation that comes after it finds no
-//! use under way.
+//! use under way. What is [published](super::published) other connections use too.
 
 use super::{Connection, End, Held, Refused, ScratchBuffers};
-use crate::shared::Shared;
+use crate::shared::{Lease, Shared};
 use rampool_kernel::sealed::SealedMemory;
 use rampool_net::transport::Urgency;
-use rampool_pinning::keys::{Access, Key, KeyCache, KeyLimits, PeerOutput, ToOwner, UseRefused};
+use rampool_pinning::keys::{Access, Key, KeyCache, KeyLimits, PeerOutput, Rights, ToOwner, UseRefused};
 use rampool_wire::frame::{ByKey, Header, Status, WireError, encode_frame, parse_grant, parse_revocation};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 /// Of one connection.
 const LIMITS: KeyLimits = KeyLimits { places: 64, bytes: 256 << 20 };
@@ -21,12 +22,14 @@ const LIMITS: KeyLimits = KeyLimits { places: 64, bytes: 256 << 20 };
 /// A client's keys, and the memory that they open.
 pub(super) struct Exposures {
     keys: KeyCache,
-    memories: BTreeMap<Key, SealedMemory>,
+    memories: BTreeMap<Key, Arc<SealedMemory>>,
+    /// Those that other members of the lease may use, with their numbers there.
+    published: BTreeMap<Key, (Arc<Lease>, u64)>,
 }
 
 impl Default for Exposures {
     fn default() -> Self {
-        Self { keys: KeyCache::new(LIMITS), memories: BTreeMap::new() }
+        Self { keys: KeyCache::new(LIMITS), memories: BTreeMap::new(), published: BTreeMap::new() }
     }
 }
 
@@ -62,12 +65,37 @@ impl Exposures {
         Ok(())
     }
 
+    /// Lets the members of a lease use memory. A memory has one name at a time.
+    pub(super) fn publish(
+        &mut self,
+        lease: &Arc<Lease>,
+        key: Key,
+        rights: Rights,
+        name: &str,
+    ) -> Result<(), Refused> {
+        let Some(memory) = self.memories.get(&key).cloned() else {
+            return Err(UseRefused::Unknown(key).into());
+        };
+        self.unpublish(key);
+        let number = lease.published().publish(memory, rights, name)?;
+        self.published.insert(key, (lease.clone(), number));
+        Ok(())
+    }
+
+    /// Returns when no other member uses it any more.
+    fn unpublish(&mut self, key: Key) {
+        if let Some((lease, number)) = self.published.remove(&key) {
+            lease.published().withdraw(number);
+        }
+    }
+
     /// Unmaps memory that is not needed. Returns whether a revocation is answered.
     fn drain(&mut self) -> bool {
         let mut answered = false;
         while let Some(output) = self.keys.poll() {
             match output {
                 PeerOutput::Drop(key) => {
+                    self.unpublish(key);
                     self.memories.remove(&key);
                 }
                 PeerOutput::Send(ToOwner::Revoked(_)) => answered = true,
@@ -75,6 +103,13 @@ impl Exposures {
             }
         }
         answered
+    }
+}
+
+impl Drop for Exposures {
+    fn drop(&mut self) {
+        let keys: Vec<Key> = self.published.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.unpublish(key));
     }
 }
 
@@ -117,7 +152,7 @@ impl Connection {
             let memory = SealedMemory::adopt(handed.as_fd(), bytes)
                 .map_err(|error| Refused::new(Status::BadRequest, error))?;
             if self.exposures.keys.granted(grant).map_err(|error| limit(&error))? {
-                self.exposures.memories.insert(grant.key, memory);
+                self.exposures.memories.insert(grant.key, Arc::new(memory));
             }
             self.exposures.drain();
             Ok(0)

@@ -5,9 +5,15 @@
 //!   Revoke        place u32, zero u32, generation u64
 //!   by key        place u32, zero u32, generation u64, offset u64     before a keyed Gather's or Scatter's
 //!   rights        1 the server may read, 2 it may write, 3 both
+//!
+//!   Reach         what every member of the lease may do with memory that one has exposed; arg: which
+//!     0 publish   place u32, zero u32, generation u64, rights u32, name
+//!     1 list      after u64              reply: k times number u64, bytes u64, rights u32, n u16, name of n bytes
+//!     2 put       number u64, offset u64, bytes
+//!     3 get       number u64, offset u64, length u32                   reply: the bytes
 //! ```
 
-use super::{Reader, WireError};
+use super::{MAX_NAME_BYTES, MAX_TABLE_BYTES, Reader, WireError};
 use crate::keys::{Grant, Key, Rights};
 
 /// Where the bytes of a `Gather` or `Scatter` with [`super::flags::KEYED`] are, instead of on the wire.
@@ -42,13 +48,8 @@ impl ByKey {
 
 /// Appends the table of an `Expose`.
 pub fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
-    let rights: u32 = match grant.rights {
-        Rights::Read => 1,
-        Rights::Write => 2,
-        Rights::Both => 3,
-    };
     out.extend_from_slice(&grant.key.place.to_le_bytes());
-    out.extend_from_slice(&rights.to_le_bytes());
+    out.extend_from_slice(&coded(grant.rights).to_le_bytes());
     out.extend_from_slice(&grant.key.generation.to_le_bytes());
     out.extend_from_slice(&grant.bytes.to_le_bytes());
 }
@@ -59,14 +60,8 @@ pub fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
 /// [`WireError`], also for an empty memory and for generation 0.
 pub fn parse_grant(table: &[u8]) -> Result<Grant, WireError> {
     let mut reader = Reader::new(table);
-    let (place, rights) = (reader.u32()?, reader.u32()?);
+    let (place, rights) = (reader.u32()?, read_rights(&mut reader)?);
     let (generation, bytes) = (reader.u64()?, reader.u64()?);
-    let rights = match rights {
-        1 => Rights::Read,
-        2 => Rights::Write,
-        3 => Rights::Both,
-        _ => return Err(WireError::Reserved),
-    };
     if !reader.rest().is_empty() {
         return Err(WireError::TableLength);
     }
@@ -93,6 +88,156 @@ pub fn parse_revocation(table: &[u8]) -> Result<Key, WireError> {
     if reader.rest().is_empty() { Ok(key) } else { Err(WireError::TableLength) }
 }
 
+fn coded(rights: Rights) -> u32 {
+    match rights {
+        Rights::Read => 1,
+        Rights::Write => 2,
+        Rights::Both => 3,
+    }
+}
+
+fn read_rights(reader: &mut Reader<'_>) -> Result<Rights, WireError> {
+    match reader.u32()? {
+        1 => Ok(Rights::Read),
+        2 => Ok(Rights::Write),
+        3 => Ok(Rights::Both),
+        _ => Err(WireError::Reserved),
+    }
+}
+
+/// Bytes that one `Reach` moves at most.
+pub const MAX_REACHED_BYTES: usize = 12 * 1024;
+
+/// A `Reach`: its argument and table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach<'a> {
+    /// Let every member of the lease use memory that the server has a key to.
+    Publish {
+        key: Key,
+        rights: Rights,
+        name: &'a str,
+    },
+    /// Published memories with numbers above this one.
+    List {
+        after: u64,
+    },
+    Put {
+        number: u64,
+        offset: u64,
+        bytes: &'a [u8],
+    },
+    Get {
+        number: u64,
+        offset: u64,
+        len: u32,
+    },
+}
+
+impl<'a> Reach<'a> {
+    /// Appends the table, and gives the argument.
+    pub fn encode(&self, out: &mut Vec<u8>) -> u64 {
+        match self {
+            Self::Publish { key, rights, name } => {
+                encode_revocation(*key, out);
+                out.extend_from_slice(&coded(*rights).to_le_bytes());
+                out.extend_from_slice(name.as_bytes());
+                0
+            }
+            Self::List { after } => {
+                out.extend_from_slice(&after.to_le_bytes());
+                1
+            }
+            Self::Put { number, offset, bytes } => {
+                out.extend_from_slice(&number.to_le_bytes());
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(bytes);
+                2
+            }
+            Self::Get { number, offset, len } => {
+                out.extend_from_slice(&number.to_le_bytes());
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&len.to_le_bytes());
+                3
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`WireError`].
+    pub fn parse(arg: u64, table: &'a [u8]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(table);
+        match arg {
+            0 => {
+                let (key, rights) = (read_key(&mut reader)?, read_rights(&mut reader)?);
+                Ok(Self::Publish { key, rights, name: read_name(reader.rest())? })
+            }
+            1 => {
+                let after = reader.u64()?;
+                reader.end().map(|()| Self::List { after })
+            }
+            2 => {
+                let (number, offset, bytes) = (reader.u64()?, reader.u64()?, reader.rest());
+                let fits = (1..=MAX_REACHED_BYTES).contains(&bytes.len());
+                if fits { Ok(Self::Put { number, offset, bytes }) } else { Err(WireError::TableLength) }
+            }
+            3 => {
+                let (number, offset, len) = (reader.u64()?, reader.u64()?, reader.u32()?);
+                reader.end()?;
+                let fits = (1..=MAX_REACHED_BYTES).contains(&(len as usize));
+                if fits { Ok(Self::Get { number, offset, len }) } else { Err(WireError::WindowRange) }
+            }
+            _ => Err(WireError::Reserved),
+        }
+    }
+}
+
+fn read_name(bytes: &[u8]) -> Result<&str, WireError> {
+    let name = std::str::from_utf8(bytes).map_err(|_| WireError::BadName)?;
+    let good = (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control);
+    if good { Ok(name) } else { Err(WireError::BadName) }
+}
+
+/// Memory that a member has published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Published {
+    /// Never used again in its lease.
+    pub number: u64,
+    pub bytes: u64,
+    /// Of the other members.
+    pub rights: Rights,
+    pub name: String,
+}
+
+impl Published {
+    /// Appends it to the table of an answer; false if there is no room.
+    #[must_use]
+    pub fn encode(&self, out: &mut Vec<u8>) -> bool {
+        if out.len() + 22 + self.name.len() > MAX_TABLE_BYTES {
+            return false;
+        }
+        out.extend_from_slice(&self.number.to_le_bytes());
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+        out.extend_from_slice(&coded(self.rights).to_le_bytes());
+        out.extend_from_slice(&u16::try_from(self.name.len()).expect("at most MAX_NAME_BYTES").to_le_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+        true
+    }
+
+    /// # Errors
+    /// [`WireError`].
+    pub fn parse_all(table: &[u8]) -> Result<Vec<Self>, WireError> {
+        let mut reader = Reader::new(table);
+        let mut all = Vec::new();
+        while !reader.rest().is_empty() {
+            let (number, bytes, rights) = (reader.u64()?, reader.u64()?, read_rights(&mut reader)?);
+            let len = usize::from(reader.u16()?);
+            let name = read_name(reader.take(len)?)?.to_owned();
+            all.push(Self { number, bytes, rights, name });
+        }
+        Ok(all)
+    }
+}
+
 fn read_key(reader: &mut Reader<'_>) -> Result<Key, WireError> {
     let (place, zero) = (reader.u32()?, reader.u32()?);
     let generation = reader.u64()?;
@@ -106,6 +251,48 @@ fn read_key(reader: &mut Reader<'_>) -> Result<Key, WireError> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn arbitrary_tables_of_published_memory_never_panic(
+            arg in 0..5u64,
+            table in prop::collection::vec(prop_oneof![Just(0u8), 1..4u8, any::<u8>()], 0..60),
+        ) {
+            if let Ok(reach) = Reach::parse(arg, &table) {
+                let mut again = Vec::new();
+                prop_assert_eq!((reach.encode(&mut again), &again), (arg, &table));
+            }
+            if let Ok(all) = Published::parse_all(&table) {
+                let mut again = Vec::new();
+                prop_assert!(all.iter().all(|one| one.encode(&mut again)));
+                prop_assert_eq!(again, table);
+            }
+        }
+    }
+
+    #[test]
+    fn what_members_do_with_published_memory_comes_back_as_it_was() {
+        let key = Key { place: 3, generation: 9 };
+        for reach in [
+            Reach::Publish { key, rights: Rights::Write, name: "inbox" },
+            Reach::List { after: 7 },
+            Reach::Put { number: 1, offset: 4096, bytes: b"abc" },
+            Reach::Get { number: 1, offset: 5, len: 12 },
+        ] {
+            let mut table = Vec::new();
+            let arg = reach.encode(&mut table);
+            assert_eq!(Reach::parse(arg, &table), Ok(reach));
+            assert!(Reach::parse(4, &table).is_err());
+        }
+        let long = vec![0; MAX_REACHED_BYTES + 1];
+        let mut table = Vec::new();
+        let arg = Reach::Put { number: 1, offset: 0, bytes: &long }.encode(&mut table);
+        assert_eq!(Reach::parse(arg, &table), Err(WireError::TableLength));
+        let one = Published { number: 4, bytes: 8192, rights: Rights::Both, name: "inbox".into() };
+        let mut table = Vec::new();
+        assert!(one.encode(&mut table));
+        assert_eq!(Published::parse_all(&table), Ok(vec![one]));
+    }
 
     #[test]
     fn the_documented_bytes_are_these() {

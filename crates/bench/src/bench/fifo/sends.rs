@@ -6,8 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use rampool_client::direct::{Direct, DirectRegion, Message, Queue, QueueBounds, SendBody};
+use rampool_net::transport::Endpoint;
 use rampool_wire::layout::Layout;
 use serde_json::json;
 
@@ -16,8 +17,10 @@ use super::super::report::Report;
 use super::super::server::WorkDir;
 use super::super::service::{Place, Service};
 use super::super::workload::random_bytes;
-use super::{SPIN, TIMEOUT, connect, join, p50};
+use super::{SPIN, TIMEOUT, connect, join_by, p50};
 
+/// The queue is at the receiver's machine, where the receiver takes it through shared memory.
+const ONE_HOP: &str = "TCP to the receiver's machine";
 const ENVELOPE_BYTES: usize = 8;
 const SIZES: [usize; 7] = [8, 16, 32, 48, 64, 96, 128];
 /// Bodies that come ahead, and how long the receiver works on a head before it asks for the body.
@@ -59,12 +62,16 @@ pub fn run(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
     );
     let dir = WorkDir::create()?;
     let local = format!("unix:{}", dir.0.join("server").display());
-    for (over, listen) in [("TCP", "127.0.0.1:0"), ("shared memory", local.as_str())] {
+    let both = format!("127.0.0.1:0,{local}");
+    for (over, listen) in [("TCP", "127.0.0.1:0"), ("shared memory", &local), (ONE_HOP, &both)] {
         let server = Service::memory_server_at(place, listen, 64 << 20, SPIN)?;
-        let mut ends = Ends::open(&server)?;
+        let one_hop = if over == ONE_HOP { Some(local.parse().map_err(Error::msg)?) } else { None };
+        let mut ends = Ends::open(&server, one_hop.clone())?;
         let samples = common.pick(4000, 200);
-        ahead(report, &mut ends, over, samples / 10)?;
-        matching(report, &mut ends, over, rounds)?;
+        if one_hop.is_none() {
+            ahead(report, &mut ends, over, samples / 10)?;
+            matching(report, &mut ends, over, rounds)?;
+        }
         for size in SIZES {
             for way in Way::ALL {
                 // As in the paper: what is combined has a byte at least on either side.
@@ -168,9 +175,14 @@ struct Ends {
 }
 
 impl Ends {
-    fn open(server: &Service) -> Result<Self> {
+    /// `near`: where the receiver reaches the server, if not at the sender's address.
+    fn open(server: &Service, near: Option<Endpoint>) -> Result<Self> {
         let mut sender = connect(server, 16 << 20)?;
-        let mut receiver = join(&mut sender)?;
+        let ticket = sender.pool().lease_ticket();
+        let mut receiver = join_by(match near {
+            Some(near) => ticket.reached_at(0, near),
+            None => ticket,
+        })?;
         let to = sender.open_or_create_queue("sends", QueueBounds { messages: 1000, bytes: 1 << 20 })?;
         let from = receiver.open_queue("sends")?;
         let data = random_bytes(5, *BODIES.last().expect("there are some"));

@@ -1,0 +1,186 @@
+//! Exposed memory of another process, perhaps on another machine: its owner publishes it by name, and every
+//! member of the lease puts bytes into it and gets bytes out of it, in one hop.
+//!
+//! The server on the owner's machine, which has a key to the memory, carries that out. FireCluster's receivers
+//! tell each other what is pinned, and are written to remotely.
+
+use super::{Direct, DirectError, Exposed};
+use crate::error::{LostReason, Operation, PoolError};
+use rampool_paging::placement::ServerIndex;
+use rampool_wire::frame::{MAX_NAME_BYTES, MAX_REACHED_BYTES, Opcode, Published, Reach, Status};
+use rampool_wire::keys::Rights;
+use rampool_wire::layout::LayoutError;
+use std::collections::VecDeque;
+
+/// Requests under way at a time.
+const DEPTH: usize = 32;
+
+/// Memory that a member of the lease has published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RemoteMemory {
+    server: ServerIndex,
+    published: Published,
+}
+
+impl RemoteMemory {
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.published.name
+    }
+
+    /// Whole pages.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.published.bytes
+    }
+
+    /// What others than its owner may do.
+    #[must_use]
+    pub fn rights(&self) -> Rights {
+        self.published.rights
+    }
+
+    fn check(&self, at: u64, len: usize) -> Result<(), DirectError> {
+        let end = at.checked_add(len as u64).ok_or(LayoutError::TooLarge)?;
+        if end <= self.bytes() {
+            return Ok(());
+        }
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let (low, high) = (signed(at), signed(end));
+        Err(LayoutError::OutOfBounds { low, high, bytes: self.bytes() }.into())
+    }
+}
+
+impl Direct {
+    /// Lets every member of the lease use exposed memory, under a name. False if no server has a key to it
+    /// ([`Direct::is_exposed`]). Ends with [`Direct::withdraw`], or when this process leaves or is lost; then
+    /// nothing is under way in it any more. Blocks until the server has answered.
+    ///
+    /// # Errors
+    /// [`DirectError::Name`]; [`PoolError::Denied`], also for a name that is taken.
+    pub fn publish(&mut self, memory: &Exposed, rights: Rights, name: &str) -> Result<bool, DirectError> {
+        if !(1..=MAX_NAME_BYTES).contains(&name.len()) || name.chars().any(char::is_control) {
+            return Err(DirectError::Name);
+        }
+        let Some((server, table)) = self.pool.publish(&memory.memory, rights, name) else { return Ok(false) };
+        let request = self.pool.ask_queue(server, Opcode::Reach, 0, &table);
+        let answered = self.reached(server, request);
+        if answered.is_err() {
+            self.pool.forget_publication(&memory.memory);
+        }
+        answered.map(|_| true)
+    }
+
+    /// What the members of the lease have published, at all servers.
+    ///
+    /// # Errors
+    /// [`DirectError::Pool`].
+    pub fn published(&mut self) -> Result<Vec<RemoteMemory>, DirectError> {
+        let mut all = Vec::new();
+        for server in 0..self.pool.server_count() {
+            let server = ServerIndex(u16::try_from(server).expect("fewer than 65536 servers"));
+            let mut after = 0;
+            loop {
+                let mut table = Vec::new();
+                let arg = Reach::List { after }.encode(&mut table);
+                let request = self.pool.ask_queue(server, Opcode::Reach, arg, &table);
+                let (next, table) = self.reached(server, request)?;
+                let some = Published::parse_all(&table).map_err(|error| self.odd(server, error))?;
+                all.extend(some.into_iter().map(|published| RemoteMemory { server, published }));
+                if next <= after {
+                    break;
+                }
+                after = next;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Writes bytes into another process's memory, from its byte `at` on. Blocks until they are all there.
+    /// Pieces of 12 KiB may arrive in any order, and after a broken connection twice.
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`]; [`PoolError::Denied`], with the reason, where writing is not allowed or the
+    /// memory is published no more. Some bytes may be there then.
+    pub fn put_remote(&mut self, to: &RemoteMemory, at: u64, bytes: &[u8]) -> Result<(), DirectError> {
+        to.check(at, bytes.len())?;
+        let number = to.published.number;
+        let pieces = bytes.chunks(MAX_REACHED_BYTES).enumerate().map(|(n, bytes)| Reach::Put {
+            number,
+            offset: at + (n * MAX_REACHED_BYTES) as u64,
+            bytes,
+        });
+        self.reach_all(to.server, pieces, |_, _| true)
+    }
+
+    /// Reads bytes of another process's memory, from its byte `at` on.
+    ///
+    /// # Errors
+    /// As [`Direct::put_remote`].
+    pub fn get_remote(&mut self, from: &RemoteMemory, at: u64, into: &mut [u8]) -> Result<(), DirectError> {
+        from.check(at, into.len())?;
+        let (number, bytes) = (from.published.number, into.len());
+        let pieces = (0..bytes).step_by(MAX_REACHED_BYTES).map(|start| Reach::Get {
+            number,
+            offset: at + start as u64,
+            len: u32::try_from(MAX_REACHED_BYTES.min(bytes - start)).expect("a piece"),
+        });
+        let mut places = into.chunks_mut(MAX_REACHED_BYTES);
+        self.reach_all(from.server, pieces, |_, came| {
+            let place = places.next().expect("a piece for each request");
+            let fits = place.len() == came.len();
+            if fits {
+                place.copy_from_slice(came);
+            }
+            fits
+        })
+    }
+
+    /// Makes requests, some at a time, and hands their answers on in order.
+    fn reach_all<'a>(
+        &mut self,
+        server: ServerIndex,
+        requests: impl Iterator<Item = Reach<'a>>,
+        mut take: impl FnMut(u64, &[u8]) -> bool,
+    ) -> Result<(), DirectError> {
+        let (mut requests, mut under_way) = (requests.fuse(), VecDeque::new());
+        let mut result = Ok(());
+        loop {
+            while under_way.len() < DEPTH
+                && let Some(reach) = requests.next()
+            {
+                let mut table = Vec::new();
+                let arg = reach.encode(&mut table);
+                under_way.push_back(self.pool.ask_queue(server, Opcode::Reach, arg, &table));
+            }
+            let Some(request) = under_way.pop_front() else { return result };
+            result = self.reached(server, request).and_then(|(arg, table)| {
+                if take(arg, &table) { Ok(()) } else { Err(self.odd(server, "an answer of another length")) }
+            });
+            if result.is_err() {
+                under_way.iter().for_each(|request| self.pool.forget_queue_reply(*request));
+                return result;
+            }
+        }
+    }
+
+    /// The argument and table of an answer.
+    fn reached(&mut self, server: ServerIndex, request: u64) -> Result<(u64, Vec<u8>), DirectError> {
+        let reply = self.queue_wait(server, Opcode::Reach, request, None);
+        let reply = reply.expect("there is an answer if there is no deadline")?;
+        match reply.status {
+            Status::Ok => Ok((reply.arg, reply.table)),
+            _ => Err(DirectError::Pool(PoolError::Denied {
+                server: self.pool.server_name(server).to_owned(),
+                operation: Operation::Reach,
+                message: reply.message,
+            })),
+        }
+    }
+
+    fn odd(&self, server: ServerIndex, what: impl ToString) -> DirectError {
+        let server = self.pool.server_name(server).to_owned();
+        let reason = LostReason::Protocol(what.to_string());
+        DirectError::Pool(PoolError::Lost { server, operation: Operation::Reach, reason })
+    }
+}
