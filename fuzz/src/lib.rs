@@ -30,10 +30,10 @@ use rampool_wire::frame::{
     AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, LeaseId,
     LeaseToken, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
     MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, NamedRegion, Opcode, OpenLease, PageEntry,
-    Piece, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Take, Window,
-    encode_extents, encode_frame, encode_grant, encode_put, encode_reduced, encode_revocation, glimpse,
-    page_crc, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put,
-    parse_reduced, parse_revocation,
+    Piece, Published, Push, PushHeads, QueueBounds, Reach, Reference, RegionId, ScanRequest, Settlement,
+    Take, Window, encode_extents, encode_frame, encode_grant, encode_put, encode_reduced, encode_revocation,
+    glimpse, page_crc, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message,
+    parse_put, parse_reduced, parse_revocation,
 };
 use rampool_wire::layout::Program;
 use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
@@ -97,6 +97,8 @@ pub fn frame(data: &[u8]) {
                 assert_eq!(again, table);
             }
         }
+        Opcode::Reach if !header.is_reply() => _ = Reach::parse(header.arg, table),
+        Opcode::Reach => _ = Published::parse_all(table),
         Opcode::Expose => {
             if let Ok(grant) = parse_grant(table) {
                 let mut again = Vec::new();

@@ -162,6 +162,7 @@ fn frames() -> Vec<Vec<u8>> {
         }),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 14).reply(Status::Ok), &[3; 24], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Reach, 21).with_arg(2), &[1; 40], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Revoke, 16), &revoked, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Gather, 17).by_key(), &by_key, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::ReadPiece, 18).with_arg(0x300_8ff7), &[], 0)),

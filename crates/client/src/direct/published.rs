@@ -1,8 +1,8 @@
 //! Exposed memory of another process, perhaps on another machine: its owner publishes it by name, and every
 //! member of the lease puts bytes into it and gets bytes out of it, in one hop.
 //!
-//! The server on the owner's machine, which has a key to the memory, carries that out. FireCluster's receivers
-//! tell each other what is pinned, and are written to remotely.
+//! The server on the owner's machine, which has a key to the memory, carries that out. FireCluster's
+//! receivers tell each other what is pinned, and are written to remotely.
 
 use super::{Direct, DirectError, Exposed};
 use crate::error::{LostReason, Operation, PoolError};
@@ -100,8 +100,8 @@ impl Direct {
     /// Pieces of 12 KiB may arrive in any order, and after a broken connection twice.
     ///
     /// # Errors
-    /// [`LayoutError::OutOfBounds`]; [`PoolError::Denied`], with the reason, where writing is not allowed or the
-    /// memory is published no more. Some bytes may be there then.
+    /// [`LayoutError::OutOfBounds`]; [`PoolError::Denied`], with the reason, where writing is not allowed or
+    /// the memory is published no more. Some bytes may be there then.
     pub fn put_remote(&mut self, to: &RemoteMemory, at: u64, bytes: &[u8]) -> Result<(), DirectError> {
         to.check(at, bytes.len())?;
         let number = to.published.number;

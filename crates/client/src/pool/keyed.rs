@@ -320,8 +320,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Notes that memory is to be published. The server, and the table of the request; none where no server has
-    /// a key to it.
+    /// Notes that memory is to be published. The server, and the table of the request; none where no server
+    /// has a key to it.
     pub(crate) fn publish(
         &mut self,
         memory: &Arc<ExposedMemory>,

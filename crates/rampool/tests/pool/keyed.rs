@@ -216,22 +216,106 @@ fn a_server_that_is_lost_in_the_middle_writes_to_no_memory_that_anybody_has() {
     memory.write(0, &[1]);
 }
 
-/// A process with memory that it publishes, reached through shared memory, and another of the same lease, over TCP.
-fn owner_and_peer(dir: &Path) -> (RunningServer, Direct, Direct) {
-    let tcp = "127.0.0.1:0".parse().unwrap();
-    let listen = vec![tcp, Endpoint::Unix(dir.join("s"))];
-    let server = Server::start(ServerConfig { listen, ..server_config(64 * MIB) }).unwrap();
-    let near = PoolConfig::new(
-        vec![ServerSpec { endpoint: Endpoint::Unix(dir.join("s")), memory: None }],
-        ByteLen(32 * MIB),
-        "owner",
-    );
+#[test]
+fn memory_is_published_again_on_the_next_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, mut owner, mut peer) = owner_and_peer(dir.path());
+    let memory = owner.expose(4096).unwrap();
+    assert!(owner.publish(&memory, Rights::Write, "inbox").unwrap());
+    let before = peer.published().unwrap();
+    super::rings::cut(owner.pool());
+    let region = owner.create(4096).unwrap();
+    owner.put(region, 0, &[1; 4096]).unwrap();
+    let since = Instant::now();
+    let after = loop {
+        let after = peer.published().unwrap();
+        if !after.is_empty() && after != before {
+            break after;
+        }
+        owner.progress();
+        assert!(since.elapsed() < WATCHDOG);
+    };
+    denied(peer.put_remote(&before[0], 0, b"x"), "published no more");
+    peer.put_remote(&after[0], 0, b"x").unwrap();
+    assert_eq!((after[0].name(), content_of(&memory)[0]), ("inbox", b'x'));
+}
+
+/// A process with memory that it publishes, reached through shared memory, and the address of its server for
+/// another of the same lease.
+fn owner_at(dir: &Path, address: &str, key: Option<Key>) -> (RunningServer, Direct, LeaseTicket) {
+    let near = Endpoint::Unix(dir.join("s"));
+    let listen = vec![address.parse().unwrap(), near.clone()];
+    let server = Server::start(ServerConfig { listen, key: key.clone(), ..server_config(64 * MIB) }).unwrap();
+    let mut near =
+        PoolConfig::new(vec![ServerSpec { endpoint: near, memory: None }], ByteLen(32 * MIB), "owner");
+    near.key = key;
     let owner = Direct::connect(&near).unwrap();
     let ticket = owner.pool().lease_ticket().reached_at(0, server.addr().clone());
+    (server, owner, ticket)
+}
+
+fn owner_and_peer(dir: &Path) -> (RunningServer, Direct, Direct) {
+    let (server, owner, ticket) = owner_at(dir, "127.0.0.1:0", None);
     let peer = Direct::connect(&PoolConfig::attach(ticket, "peer")).unwrap();
     (server, owner, peer)
 }
 
+const NAMESPACE_TICKET: &str = "RAMPOOL_TEST_NAMESPACE_TICKET";
+
+/// What `a_process_in_another_network_namespace_writes_into_published_memory` starts there; by itself it does
+/// nothing.
+#[test]
+fn the_writer_in_the_namespace() {
+    let Ok(ticket) = std::env::var(NAMESPACE_TICKET) else { return };
+    let (ticket, key) = ticket.split_once(' ').unwrap();
+    let mut config = PoolConfig::attach(ticket.parse().unwrap(), "writer");
+    config.key = Key::from_hex(key);
+    let mut direct = Direct::connect(&config).unwrap();
+    let inbox = direct.published().unwrap().remove(0);
+    direct.put_remote(&inbox, 4096, &pattern(500_000, 5)).unwrap();
+}
+
+#[test]
+fn a_process_in_another_network_namespace_writes_into_published_memory() {
+    let name = format!("rk{}", std::process::id());
+    let (here, there) = (format!("{name}a"), format!("{name}b"));
+    let ip = |words: &str| {
+        let output = std::process::Command::new("ip").args(words.split_whitespace()).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !ip(&format!("netns add {name}")) {
+        eprintln!("not run: it needs root and ip(8)");
+        return;
+    }
+    let subnet = format!("10.215.{}", 1 + std::process::id() % 250);
+    let done = std::panic::catch_unwind(|| {
+        assert!(ip(&format!("link add {here} type veth peer name {there} netns {name}")));
+        assert!(ip(&format!("addr add {subnet}.1/30 dev {here}")) && ip(&format!("link set {here} up")));
+        assert!(ip(&format!("-n {name} addr add {subnet}.2/30 dev {there}")));
+        assert!(ip(&format!("-n {name} link set {there} up")));
+        let (dir, key) = (tempfile::tempdir().unwrap(), Key::generate());
+        let (_server, mut owner, ticket) = owner_at(dir.path(), &format!("{subnet}.1:0"), Some(key.clone()));
+        let memory = owner.expose(MIB as usize).unwrap();
+        assert!(owner.publish(&memory, Rights::Write, "inbox").unwrap());
+        let output = std::process::Command::new("ip")
+            .args(["netns", "exec", &name])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "keyed::the_writer_in_the_namespace"])
+            .env(NAMESPACE_TICKET, format!("{ticket} {}", key.to_hex()))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let content = content_of(&memory);
+        assert!(content[4096..504_096] == pattern(500_000, 5)[..]);
+        assert!(content[..4096].iter().chain(&content[504_096..]).all(|byte| *byte == 0));
+    });
+    assert!(ip(&format!("netns delete {name}")));
+    if let Err(panic) = done {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[track_caller]
 fn denied(result: Result<(), DirectError>, word: &str) {
     let said = result.unwrap_err();
     assert!(

@@ -1,8 +1,8 @@
 //! Exposed memory that every member of the lease may use, from any machine: its owner tells the name, others
 //! put bytes into it and get bytes out of it, and this server, on the owner's machine, carries that out.
 //!
-//! A use holds the lease's list locked, for one copy of a table's length at most. So memory that is withdrawn,
-//! with its key or with its owner's connection, has no use under way.
+//! A use holds the lease's list locked, for one copy of a table's length at most. So memory that is
+//! withdrawn, with its key or with its owner's connection, has no use under way.
 
 use super::{Connection, End, Held, Refused, ScratchBuffers};
 use crate::shared::{Lease, Shared};

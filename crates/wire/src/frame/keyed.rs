@@ -8,7 +8,7 @@
 //!
 //!   Reach         what every member of the lease may do with memory that one has exposed; arg: which
 //!     0 publish   place u32, zero u32, generation u64, rights u32, name
-//!     1 list      after u64              reply: k times number u64, bytes u64, rights u32, n u16, name of n bytes
+//!     1 list      after u64              reply: k times number u64, bytes u64, rights u32, n u16, name
 //!     2 put       number u64, offset u64, bytes
 //!     3 get       number u64, offset u64, length u32                   reply: the bytes
 //! ```
