@@ -56,6 +56,9 @@ pub enum NoRoom {
 pub struct Bytes {
     pub len: u64,
     map: FileMap,
+    /// Those of its pages that nothing was stored in since they were taken. They are zero, which the servers
+    /// need not know yet: a read may overtake the discard of what was there before.
+    unwritten: FileMap,
 }
 
 impl Bytes {
@@ -70,7 +73,7 @@ impl Bytes {
             return (Vec::new(), 0);
         }
         let mut pieces = Vec::new();
-        for (mut pages, mut at) in self.map.pieces(offset / PAGE..end.div_ceil(PAGE)) {
+        for (mut pages, mut at) in self.written(offset / PAGE..end.div_ceil(PAGE)) {
             while pages > 0 {
                 let count = u32::try_from(pages).unwrap_or(u32::MAX);
                 pieces.push(Piece { pages: count, at });
@@ -95,10 +98,11 @@ impl Bytes {
             // What lies beyond the end of the file is zero already.
             let there = self.len.clamp(page * PAGE, (page + 1) * PAGE);
             let keeps = page * PAGE < from.min(there) || to < there;
-            Some(self.map.find(page).filter(|_| keeps).map_or(Edge::Zero, Edge::Keep))
+            Some(self.find_written(page).filter(|_| keeps).map_or(Edge::Zero, Edge::Keep))
         };
         let (head, tail) = (edge(first), if first == last { None } else { edge(last) });
-        self.fill(space, first..last + 1)?;
+        self.allocate(space, first..last + 1)?;
+        self.unwritten.remove(first..last + 1);
         self.len = self.len.max(end);
         let mut pages = Vec::new();
         for (count, at) in self.map.pieces(first..last + 1) {
@@ -108,8 +112,27 @@ impl Bytes {
         Ok(WritePlan { pages, head, tail })
     }
 
-    /// Takes pages for what is a hole.
-    pub fn fill(&mut self, space: &mut Space, range: Range<u64>) -> Result<(), NoRoom> {
+    /// The pages of a range that something was stored in; all others are zero.
+    fn written(&self, range: Range<u64>) -> Vec<(u64, Option<PageIndex>)> {
+        let (mut found, mut first) = (Vec::new(), range.start);
+        for (count, at) in self.map.pieces(range) {
+            let mut done = 0;
+            for (pages, unwritten) in self.unwritten.pieces(first..first + count) {
+                let at = at.filter(|_| unwritten.is_none()).map(|at| at.offset(done));
+                found.push((pages, at));
+                done += pages;
+            }
+            first += count;
+        }
+        found
+    }
+
+    fn find_written(&self, page: u64) -> Option<PageIndex> {
+        self.map.find(page).filter(|_| self.unwritten.find(page).is_none())
+    }
+
+    /// Takes pages for what is a hole. They are zero.
+    pub fn allocate(&mut self, space: &mut Space, range: Range<u64>) -> Result<(), NoRoom> {
         let mut at = range.start;
         let mut holes = Vec::new();
         for (count, there) in self.map.pieces(range) {
@@ -126,6 +149,7 @@ impl Bytes {
             let taken = space.take(count, near.map(|near| near.offset(1))).expect("there are enough");
             for run in taken {
                 self.map.insert(at, run);
+                self.unwritten.insert(at, run);
                 at += u64::from(run.count);
             }
         }
@@ -140,7 +164,7 @@ impl Bytes {
         if len < self.len {
             cleared = self.clear(space, len..self.len.next_multiple_of(PAGE));
             // Pages that were taken beyond the end go as well.
-            let beyond = self.map.remove(len.div_ceil(PAGE)..u64::MAX);
+            let beyond = self.remove(len.div_ceil(PAGE)..u64::MAX);
             beyond.iter().for_each(|run| space.give(*run));
             cleared.freed.extend(beyond);
         }
@@ -154,7 +178,7 @@ impl Bytes {
         let (whole_from, whole_to) = (range.start.div_ceil(PAGE), range.end / PAGE);
         let mut zero = |page: u64, from: u64, to: u64| {
             if from < to
-                && let Some(at) = self.map.find(page)
+                && let Some(at) = self.find_written(page)
             {
                 let within = |byte: u64| usize::try_from(byte - page * PAGE).expect("within a page");
                 cleared.zero.push((at, within(from)..within(to)));
@@ -169,10 +193,15 @@ impl Bytes {
             if !range.end.is_multiple_of(PAGE) {
                 zero(whole_to, whole_to * PAGE, range.end);
             }
-            cleared.freed = self.map.remove(whole_from..whole_to);
+            cleared.freed = self.remove(whole_from..whole_to);
             cleared.freed.iter().for_each(|run| space.give(*run));
         }
         cleared
+    }
+
+    fn remove(&mut self, range: Range<u64>) -> Vec<Extent> {
+        self.unwritten.remove(range.clone());
+        self.map.remove(range)
     }
 
     /// The file is gone.

@@ -440,7 +440,7 @@ impl Files {
     pub fn allocate(&mut self, number: u64, offset: u64, len: u64, keep_len: bool) -> Result<(), Refusal> {
         let end = end_of(offset, len)?;
         let (bytes, space) = self.bytes(number)?;
-        bytes.fill(space, offset / crate::PAGE..end.div_ceil(crate::PAGE))?;
+        bytes.allocate(space, offset / crate::PAGE..end.div_ceil(crate::PAGE))?;
         if !keep_len {
             bytes.len = bytes.len.max(end);
         }

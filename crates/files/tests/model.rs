@@ -145,8 +145,12 @@ impl World {
         (at.0, NAMES[at.1].as_bytes())
     }
 
+    /// What was there may be read until something is stored there again: a read overtakes a discard.
     fn discard(&mut self, freed: Vec<Extent>) {
-        freed.iter().flat_map(Extent::pages).for_each(|page| _ = self.pool.remove(&page.0));
+        freed
+            .iter()
+            .flat_map(Extent::pages)
+            .for_each(|page| _ = self.pool.insert(page.0, vec![0xee; PAGE_BYTES]));
     }
 
     fn clear(&mut self, cleared: Cleared) {
