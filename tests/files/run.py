@@ -368,7 +368,7 @@ import duckdb, sys
 c = duckdb.connect()
 c.execute("SET threads=2; SET enable_progress_bar=false")
 if len(sys.argv) > 2:
-    c.execute(f"SET memory_limit='48MB'; SET temp_directory='{sys.argv[2]}'")
+    c.execute(f"SET memory_limit='{sys.argv[3]}'; SET temp_directory='{sys.argv[2]}'")
 c.execute("CREATE TABLE t AS SELECT hash(i) AS k, i FROM range(%s) r(i)" % sys.argv[1])
 c.execute("CREATE TABLE s AS SELECT k, i FROM t ORDER BY k")
 print(c.execute("SELECT sum(i), sum(k % 1000003 * (rowid % 1009)), count(*) FROM s").fetchone())
@@ -400,7 +400,7 @@ def sqlite_duckdb_and_polars_spill_there(world, scale):
         check(found == wanted and " ok" in found, f"{found} {wanted}")
         rows = scale.pick(20_000_000, 4_000_000)
         wanted, _ = spilled(run(PYTHON, "-c", DUCKDB, rows))
-        found, bytes_ = spilled(run(PYTHON, "-c", DUCKDB, rows, mount.at))
+        found, bytes_ = spilled(run(PYTHON, "-c", DUCKDB, rows, mount.at, scale.pick("192MB", "48MB")))
         check(found == wanted, f"{found} {wanted}")
         check(bytes_ > 16 * MIB, f"DuckDB has spilled {bytes_} bytes: the test is too small")
         plain = world.dir / "plain"
