@@ -75,7 +75,7 @@ elif [ "$goal" = test-rdma ]; then
     ls /usr/lib/*/libibverbs/librxe-rdmav*.so >/dev/null 2>&1 || packages+=(ibverbs-providers)
 elif [ "$goal" = test-block ]; then
     PATH=$PATH:/usr/sbin:/sbin
-    for tool in qemu-system-x86_64:qemu-system-x86 nbd-client:nbd-client mkfs.ext4:e2fsprogs depmod:kmod xz:xz-utils; do
+    for tool in qemu-system-x86_64:qemu-system-x86 nbd-client:nbd-client go:golang-go musl-gcc:musl-tools mkfs.ext4:e2fsprogs depmod:kmod xz:xz-utils; do
         want "${tool%%:*}" "${tool##*:}"
     done
     ls /usr/lib/*/libc.a >/dev/null 2>&1 || packages+=(libc6-dev)

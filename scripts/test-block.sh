@@ -1,6 +1,6 @@
 #!/bin/bash
 # Block devices from the pool, used by the kernel: `make test-block`. A small virtual machine has its disks on a memory server that runs here: a file system is made,
-# filled, checked and trimmed, a program uses twice the machine's memory with swap on the server, and the server is killed under both. docs/guide/block.md says more.
+# filled, checked and trimmed, programs use more memory than they have with swap on the server (one for glibc, one for musl, one in Go, all static), and the server is killed under both. docs/guide/block.md says more.
 #
 # Debian's kernel has the client. It is downloaded as a package and unpacked into target/kernel, never installed, and emulated, so that neither KVM nor root is needed. It ends
 # by itself, after RAMPOOL_BLOCK_SECONDS (1800) at the latest; it passes if everything did.
@@ -37,6 +37,8 @@ done
 # Where the kernel looks for it when it wants a module itself.
 ln -s /bin/busybox "$root/sbin/modprobe"
 gcc -O2 -static -o "$root/bin/larger" tests/block/larger.c
+musl-gcc -O2 -static -o "$root/bin/larger-musl" tests/block/larger.c
+CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$root/bin/gomap" tests/block/gomap.go
 for program in nbd-client mkfs.ext4 e2fsck; do cp -L "$(command -v $program)" "$root/sbin/"; done
 modules=$root/lib/modules/$version
 mkdir -p "$modules"
@@ -117,6 +119,23 @@ began=$(now)
 larger 512 1 >/dev/null || over "failed: the program with swap on the server ended with $?"
 took=$(($(now) - began))
 echo "block: 512 MiB in 256 MiB of memory, written and checked: $took s with swap on the server"
+mkdir /tmp/cgroup
+mount -t cgroup2 cgroup /tmp/cgroup
+echo +memory >/tmp/cgroup/cgroup.subtree_control
+mkdir /tmp/cgroup/program
+echo 48M >/tmp/cgroup/program/memory.max || over "failed: no limit of memory"
+# Runs a program in 48 MiB. At least 32 MiB are to be swapped.
+limited() {
+    before=$(grep pswpout /proc/vmstat | cut -d' ' -f2)
+    began=$(now)
+    sh -c 'echo $$ >/tmp/cgroup/program/cgroup.procs; exec "$@"' sh "$@" >said 2>&1 || { cat said; over "failed: $1 ended with $?"; }
+    pages=$(($(grep pswpout /proc/vmstat | cut -d' ' -f2) - before))
+    [ $pages -ge 8192 ] || over "failed: of $1 only $pages pages were swapped"
+    echo "block: $1 in 48 MiB of memory: right, $(($(now) - began)) s, $((pages / 256)) MiB swapped"
+}
+limited larger-musl 96 1
+# Go's runtime sends its threads signals. One that comes while the kernel's client sends can end the connection ("Double reply").
+GODEBUG=asyncpreemptoff=1 limited gomap 40000 2
 swapoff /dev/nbd1 || over "failed: swapoff"
 echo 768M >/sys/block/zram0/disksize
 mkswap /dev/zram0 >/dev/null
@@ -134,11 +153,6 @@ swapon /dev/nbd1 || over "failed: swapon again"
 nbd-client 10.0.2.2 $port /dev/nbd0 -N disk -b 4096 -timeout 10 >said 2>&1 || { cat said; over "failed: nbd-client"; }
 (while dd if=/dev/nbd0 of=/dev/null bs=1M iflag=direct 2>/dev/null; do :; done; echo "dd: error" >read) &
 # Only the program's own pages are to be lost, and none of the shell that looks at it.
-mkdir /tmp/cgroup
-mount -t cgroup2 cgroup /tmp/cgroup
-echo +memory >/tmp/cgroup/cgroup.subtree_control
-mkdir /tmp/cgroup/program
-echo 48M >/tmp/cgroup/program/memory.max || over "failed: no limit of memory"
 sh -c 'echo $$ >/tmp/cgroup/program/cgroup.procs; exec larger 128 0' >rounds 2>&1 &
 program=$!
 for i in $(seq 600); do grep -q "round 0" rounds && break; sleep 0.5; done
