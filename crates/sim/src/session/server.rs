@@ -63,8 +63,6 @@ pub(super) struct Server {
     made: BTreeSet<u64>,
     frames: u64,
     requests: u64,
-    /// It drains, until then.
-    pub draining: Option<u64>,
     /// The process is gone.
     pub down: bool,
     /// All members of the lease have gone, and it with them.
@@ -98,7 +96,6 @@ impl Server {
             made,
             frames: 0,
             requests: 0,
-            draining: None,
             down: false,
             is_closed: false,
         };
@@ -226,10 +223,6 @@ impl Server {
     }
 
     fn carry_out(&mut self, member: MemberId, asked: &Asked, answer: &mut Answer) -> Result<(), SpaceError> {
-        if asked.opcode == Opcode::Goodbye {
-            self.dismiss(member);
-            return Ok(());
-        }
         let Self { space, .. } = self;
         match asked.opcode {
             Opcode::Get => {
