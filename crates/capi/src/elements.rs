@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use runtime::direct::{Direct, DirectError, DirectRegion, Filter, Number};
+use runtime::direct::{Direct, DirectError, DirectRegion, Filter, Number, Total};
 use runtime::proto::elements::{Combine, Kind, of_kind};
 use runtime::proto::layout::Layout;
 
@@ -60,6 +60,30 @@ pub struct RampoolTotal {
     pub high: i64,
     /// The sum as a floating-point number; for integers, rounded.
     pub real: f64,
+}
+
+impl RampoolTotal {
+    pub(crate) fn new(count: u64, total: Total) -> Self {
+        let bytes = if let Total::Integer(whole) = total { whole.to_le_bytes() } else { [0; 16] };
+        let (low, high) = bytes.split_at(8);
+        Self {
+            count,
+            low: u64::from_le_bytes(low.try_into().expect("eight bytes")),
+            high: i64::from_le_bytes(high.try_into().expect("eight bytes")),
+            real: match total {
+                #[expect(clippy::cast_precision_loss, reason = "rounded, as documented")]
+                Total::Integer(whole) => whole as f64,
+                Total::Float(real) => real,
+                _ => f64::NAN,
+            },
+        }
+    }
+}
+
+/// The error for a filter that [`filter_of`] does not know.
+pub(crate) fn bad_filter(call: &str) -> RampoolStatus {
+    let why = "the filter has an unknown test, or lacks a number to compare with";
+    fail(RampoolStatus::Invalid, format_args!("{call}: {why}"))
 }
 
 /// The error for an unknown kind or way to combine.
@@ -319,8 +343,7 @@ impl<F: Want> Column<'_, F> {
         };
         // SAFETY: likewise.
         let Some(filter) = (unsafe { filter_of::<T>(self.filter) }) else {
-            let why = "the filter has an unknown test, or lacks a number to compare with";
-            return fail(RampoolStatus::Invalid, format_args!("{}: {why}", self.call));
+            return bad_filter(self.call);
         };
         ended(self.want.of(&mut direct.0, region.0, &column.0, filter))
     }

@@ -1,10 +1,10 @@
 //! Totals of a column for each key in another, in C. Conversions around [`runtime::direct::Direct::group`].
 
-use runtime::direct::{self, Direct, DirectError, Key, Number, Total};
+use runtime::direct::{self, Direct, DirectError, Key, Number};
 use runtime::proto::elements::{Kind, of_kind};
 
 use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
-use crate::elements::{RampoolFilter, RampoolTotal, filter_of, kind_of};
+use crate::elements::{RampoolFilter, RampoolTotal, bad_filter, filter_of, kind_of};
 use crate::{RampoolStatus, fail, null_pointer};
 
 /// A column of numbers: what `layout` selects from `offset` of the region on.
@@ -47,24 +47,6 @@ struct Room {
 
 fn number<T: Number>(value: T) -> RampoolNumber {
     RampoolNumber { u64: value.bits() }
-}
-
-impl RampoolTotal {
-    pub(crate) fn new(count: u64, total: Total) -> Self {
-        let bytes = if let Total::Integer(whole) = total { whole.to_le_bytes() } else { [0; 16] };
-        let (low, high) = bytes.split_at(8);
-        Self {
-            count,
-            low: u64::from_le_bytes(low.try_into().expect("eight bytes")),
-            high: i64::from_le_bytes(high.try_into().expect("eight bytes")),
-            real: match total {
-                #[expect(clippy::cast_precision_loss, reason = "rounded, as documented")]
-                Total::Integer(whole) => whole as f64,
-                Total::Float(real) => real,
-                _ => f64::NAN,
-            },
-        }
-    }
 }
 
 /// # Safety
@@ -155,9 +137,6 @@ pub unsafe extern "C" fn rampool_direct_group(
             RampoolStatus::Ok
         }
         Err(Some(error)) => failed(&error),
-        Err(None) => {
-            let why = "the filter has an unknown test, or lacks a number to compare with";
-            fail(RampoolStatus::Invalid, format_args!("{CALL}: {why}"))
-        }
+        Err(None) => bad_filter(CALL),
     }
 }
