@@ -103,6 +103,14 @@ impl ExposedMemories {
         Some((grant.key.generation, file.as_fd()))
     }
 
+    /// The place of a memory that the server has a key to.
+    fn place_of(&self, memory: &Arc<ExposedMemory>) -> Option<u32> {
+        let is_held = |(place, slot): &(&u32, &Slot)| {
+            Arc::ptr_eq(&slot.memory, memory) && self.known.contains_key(place)
+        };
+        self.slots.iter().find(is_held).map(|(place, _)| *place)
+    }
+
     /// The table of a request that publishes this memory, if it is to be.
     fn publication(&self, place: u32) -> Option<Vec<u8>> {
         let (rights, name) = self.slots.get(&place)?.published.as_ref()?;
@@ -330,13 +338,8 @@ impl Pool {
     ) -> Option<(ServerIndex, Vec<u8>)> {
         self.shell.servers.iter_mut().find_map(|server| {
             let exposed = server.exposed.as_mut()?;
-            let known = &exposed.known;
-            let is_this = |(place, slot): &(&u32, &mut Slot)| {
-                Arc::ptr_eq(&slot.memory, memory) && known.contains_key(place)
-            };
-            let (place, slot) = exposed.slots.iter_mut().find(is_this)?;
-            slot.published = Some((rights, name.to_owned()));
-            let place = *place;
+            let place = exposed.place_of(memory)?;
+            exposed.slots.get_mut(&place)?.published = Some((rights, name.to_owned()));
             Some((server.index, exposed.publication(place)?))
         })
     }
@@ -365,11 +368,8 @@ impl Pool {
 
     /// Whether the server has a key to this memory now.
     pub(crate) fn is_exposed(&self, memory: &Arc<ExposedMemory>) -> bool {
-        let held = |(place, slot): (&u32, &Slot), exposed: &ExposedMemories| {
-            Arc::ptr_eq(&slot.memory, memory) && exposed.known.contains_key(place)
-        };
         let mut all = self.shell.servers.iter().filter_map(|server| server.exposed.as_ref());
-        all.any(|exposed| exposed.slots.iter().any(|slot| held(slot, exposed)))
+        all.any(|exposed| exposed.place_of(memory).is_some())
     }
 
     /// Whether what a layout selects from an address on reaches into exposed memory.
