@@ -64,6 +64,7 @@ use crate::pool::{
 use rampool_net::transport::PieceMut;
 pub use rampool_net::transport::zero_copy::Kept;
 use rampool_net::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
+use rampool_paging::placement::ServerIndex;
 use rampool_pinning::path::NoZeroCopy;
 use rampool_wire::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_wire::frame::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, NamedRegion, parse_reduced};
@@ -72,6 +73,9 @@ use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+/// What is wrong with the answer of a server that is lost for it.
+const ODD_SCAN: &str = "the answer to a scan is malformed";
 
 /// A region as the direct view knows it: a number of bytes, zero where never written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -1225,16 +1229,18 @@ impl Direct {
         }
         match odd {
             None => result,
-            Some(server) => {
-                let (server, reason) =
-                    (self.pool.server_name(server).to_owned(), "the answer to a scan is malformed");
-                let reason = LostReason::Protocol(reason.into());
-                Err(DirectError::Pool(PoolError::Lost { server, operation: Operation::Scan(offset), reason }))
-            }
+            Some(server) => Err(self.odd(server, Operation::Scan(offset), ODD_SCAN)),
         }
     }
 
     // --- under the hood -----------------------------------------------------------------------------------------------------------------
+
+    /// A server that sends an invalid answer is lost.
+    fn odd(&self, server: ServerIndex, operation: Operation, what: impl ToString) -> DirectError {
+        let server = self.pool.server_name(server).to_owned();
+        let reason = LostReason::Protocol(what.to_string());
+        DirectError::Pool(PoolError::Lost { server, operation, reason })
+    }
 
     fn token(&mut self, operation: Operation) -> u64 {
         self.next += 1;

@@ -46,7 +46,7 @@ pub use keyed::{
 
 pub use queue::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, PushHeads,
-    QueueBounds, Reference, Settlement, Take, is_queue_name,
+    QueueBounds, Reference, Settlement, Take,
 };
 
 use crate::checksum;
@@ -604,6 +604,12 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// As many bytes as the number of 16 bits before them says.
+    pub(crate) fn counted(&mut self) -> Result<&'a [u8], WireError> {
+        let len = self.u16()?;
+        self.take(len.into())
+    }
+
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -611,6 +617,34 @@ impl<'a> Reader<'a> {
     pub(crate) fn end(&self) -> Result<(), WireError> {
         if self.rest.is_empty() { Ok(()) } else { Err(WireError::TableLength) }
     }
+}
+
+/// Whether a queue or published memory may have this name. One that is known otherwise may have none.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
+}
+
+/// Appends an entry of a list to a table: numbers, and a name behind its length. False if there is no room.
+fn push_listed(numbers: &[u8], name: &str, out: &mut Vec<u8>) -> bool {
+    let len = u16::try_from(name.len()).expect("at most MAX_NAME_BYTES").to_le_bytes();
+    if out.len() + numbers.len() + len.len() + name.len() > MAX_TABLE_BYTES {
+        return false;
+    }
+    [numbers, &len, name.as_bytes()].iter().for_each(|part| out.extend_from_slice(part));
+    true
+}
+
+/// The entries of a list.
+fn parse_list<'a, T>(
+    table: &'a [u8],
+    mut parse: impl FnMut(&mut Reader<'a>) -> Result<T, WireError>,
+) -> Result<Vec<T>, WireError> {
+    let (mut reader, mut all) = (Reader::new(table), Vec::new());
+    while !reader.rest().is_empty() {
+        all.push(parse(&mut reader)?);
+    }
+    Ok(all)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Totals of a column for each key in another, counted at the servers.
 
-use super::{Direct, DirectError, DirectRegion, Filter, Number, Total, aligned, bounded, first_word};
-use crate::error::{LostReason, Operation, PoolError};
+use super::{
+    Direct, DirectError, DirectRegion, Filter, Number, ODD_SCAN, Total, aligned, bounded, first_word,
+};
+use crate::error::Operation;
 use crate::pool::{GroupPart, Job, MOST_GROUPED};
 use rampool_paging::placement::ServerIndex;
 use rampool_wire::elements::{Groups, Kind};
@@ -106,9 +108,7 @@ impl Direct {
         }
         ended?;
         if let Some(server) = found.odd {
-            let server = self.pool.server_name(server).to_owned();
-            let reason = LostReason::Protocol("the answer to a scan is malformed".into());
-            return Err(DirectError::Pool(PoolError::Lost { server, operation, reason }));
+            return Err(self.odd(server, operation, ODD_SCAN));
         }
         for [by, elements] in apart {
             let keys = self.fetched(keys.0, &by)?;

@@ -5,9 +5,9 @@
 //! receivers tell each other what is pinned, and are written to remotely.
 
 use super::{Direct, DirectError, Exposed};
-use crate::error::{LostReason, Operation, PoolError};
+use crate::error::{Operation, PoolError};
 use rampool_paging::placement::ServerIndex;
-use rampool_wire::frame::{MAX_NAME_BYTES, MAX_REACHED_BYTES, Opcode, Published, Reach, Status};
+use rampool_wire::frame::{MAX_REACHED_BYTES, Opcode, Published, Reach, Status, is_name};
 use rampool_wire::keys::Rights;
 use rampool_wire::layout::LayoutError;
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ impl Direct {
     /// # Errors
     /// [`DirectError::Name`]; [`PoolError::Denied`], also for a name that is taken.
     pub fn publish(&mut self, memory: &Exposed, rights: Rights, name: &str) -> Result<bool, DirectError> {
-        if !(1..=MAX_NAME_BYTES).contains(&name.len()) || name.chars().any(char::is_control) {
+        if name.is_empty() || !is_name(name) {
             return Err(DirectError::Name);
         }
         let Some((server, table)) = self.pool.publish(&memory.memory, rights, name) else { return Ok(false) };
@@ -85,7 +85,8 @@ impl Direct {
                 let arg = Reach::List { after }.encode(&mut table);
                 let request = self.pool.ask_queue(server, Opcode::Reach, arg, &table);
                 let (next, table) = self.reached(server, request)?;
-                let some = Published::parse_all(&table).map_err(|error| self.odd(server, error))?;
+                let some = Published::parse_all(&table)
+                    .map_err(|error| self.odd(server, Operation::Reach, error))?;
                 all.extend(some.into_iter().map(|published| RemoteMemory { server, published }));
                 if next <= after {
                     break;
@@ -110,7 +111,7 @@ impl Direct {
             offset: at + (n * MAX_REACHED_BYTES) as u64,
             bytes,
         });
-        self.reach_all(to.server, pieces, |_, _| true)
+        self.reach_all(to.server, pieces, |_| true)
     }
 
     /// Reads bytes of another process's memory, from its byte `at` on.
@@ -126,7 +127,7 @@ impl Direct {
             len: u32::try_from(MAX_REACHED_BYTES.min(bytes - start)).expect("a piece"),
         });
         let mut places = into.chunks_mut(MAX_REACHED_BYTES);
-        self.reach_all(from.server, pieces, |_, came| {
+        self.reach_all(from.server, pieces, |came| {
             let place = places.next().expect("a piece for each request");
             let fits = place.len() == came.len();
             if fits {
@@ -141,10 +142,9 @@ impl Direct {
         &mut self,
         server: ServerIndex,
         requests: impl Iterator<Item = Reach<'a>>,
-        mut take: impl FnMut(u64, &[u8]) -> bool,
+        mut take: impl FnMut(&[u8]) -> bool,
     ) -> Result<(), DirectError> {
         let (mut requests, mut under_way) = (requests.fuse(), VecDeque::new());
-        let mut result = Ok(());
         loop {
             while under_way.len() < DEPTH
                 && let Some(reach) = requests.next()
@@ -153,9 +153,13 @@ impl Direct {
                 let arg = reach.encode(&mut table);
                 under_way.push_back(self.pool.ask_queue(server, Opcode::Reach, arg, &table));
             }
-            let Some(request) = under_way.pop_front() else { return result };
-            result = self.reached(server, request).and_then(|(arg, table)| {
-                if take(arg, &table) { Ok(()) } else { Err(self.odd(server, "an answer of another length")) }
+            let Some(request) = under_way.pop_front() else { return Ok(()) };
+            let result = self.reached(server, request).and_then(|(_, table)| {
+                if take(&table) {
+                    Ok(())
+                } else {
+                    Err(self.odd(server, Operation::Reach, "an answer of another length"))
+                }
             });
             if result.is_err() {
                 under_way.iter().for_each(|request| self.pool.forget_queue_reply(*request));
@@ -176,11 +180,5 @@ impl Direct {
                 message: reply.message,
             })),
         }
-    }
-
-    fn odd(&self, server: ServerIndex, what: impl ToString) -> DirectError {
-        let server = self.pool.server_name(server).to_owned();
-        let reason = LostReason::Protocol(what.to_string());
-        DirectError::Pool(PoolError::Lost { server, operation: Operation::Reach, reason })
     }
 }

@@ -25,12 +25,12 @@
 //! their messages take; with its last member they are gone.
 
 use super::{Direct, DirectError, DirectRegion, Job, Pending, both, bounded, with_length};
-use crate::error::{LostReason, Operation, PoolError};
+use crate::error::{Operation, PoolError};
 use crate::pool::{MOST_COPIED_BYTES, PoolRegion, QueueReply};
 use rampool_paging::placement::ServerIndex;
 use rampool_wire::frame::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_NAME_BYTES, MAX_PAGE_INDEX, MAX_SETTLED, Opcode,
-    Push, PushHeads, QueueBounds, Reference, RegionId, Settlement, Status, Take, is_queue_name,
+    Push, PushHeads, QueueBounds, Reference, RegionId, Settlement, Status, Take, is_name,
 };
 use rampool_wire::layout::{Layout, Program};
 use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
@@ -257,7 +257,7 @@ impl Direct {
     }
 
     fn open_queue_as(&mut self, name: &str, bounds: Option<QueueBounds>) -> Result<Queue, QueueError> {
-        if name.is_empty() || !is_queue_name(name) {
+        if name.is_empty() || !is_name(name) {
             return Err(QueueError::Name);
         }
         let server = self.pool.queue_server(name);
@@ -1094,12 +1094,10 @@ impl Direct {
         }
     }
 
-    /// A server that sends an invalid answer is lost.
+    /// As [`Direct::odd`], of a queue.
     fn nonsense(&self, queue: &str, server: ServerIndex, opcode: Opcode, what: impl ToString) -> QueueError {
-        let (server, operation) =
-            (self.pool.server_name(server).to_owned(), crate::pool::operation_of(opcode));
-        let lost = PoolError::Lost { server, operation, reason: LostReason::Protocol(what.to_string()) };
-        QueueError::Direct { queue: queue.to_owned(), source: DirectError::Pool(lost) }
+        let source = self.odd(server, crate::pool::operation_of(opcode), what);
+        QueueError::Direct { queue: queue.to_owned(), source }
     }
 
     /// The region of a queue's bodies. The same one, however often the queue is opened.

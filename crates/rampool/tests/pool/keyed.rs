@@ -379,7 +379,7 @@ fn the_server_checks_the_rights_to_published_memory_and_its_name() {
     denied(peer.get_remote(to_read, 0, &mut [0]), "published no more");
     let names: Vec<String> = peer.published().unwrap().iter().map(|one| one.name().to_owned()).collect();
     assert_eq!(names, ["to write", "another"]);
-    // Memory that no server has a key to is nobody's but its owner's.
+    // Only its owner uses memory that no server has a key to.
     let plain = peer.expose(4096).unwrap();
     assert!(!peer.publish(&plain, Rights::Both, "no key").unwrap());
 }

@@ -25,6 +25,7 @@
 //! to end, as in the paged view.
 
 use super::{Header, LeaseId, LeaseToken, MAX_PAGE_INDEX, MAX_TABLE_BYTES, Reader, RegionId, WireError};
+use super::{parse_list, push_listed};
 use crate::checksum;
 use crate::elements::{Combine, Kind, MAX_GROUPED, Reduced, Test, Want};
 use crate::layout::{Program, Runs};
@@ -67,26 +68,18 @@ impl NamedRegion {
     /// Appends it to the table of a reply to `ListRegions`; false if there is no room.
     #[must_use]
     pub fn encode(&self, out: &mut Vec<u8>) -> bool {
-        if out.len() + 18 + self.name.len() > MAX_TABLE_BYTES {
-            return false;
-        }
-        [self.region.0, self.bytes].iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
-        out.extend_from_slice(&u16::try_from(self.name.len()).expect("at most MAX_NAME_BYTES").to_le_bytes());
-        out.extend_from_slice(self.name.as_bytes());
-        true
+        let numbers = [self.region.0, self.bytes].map(u64::to_le_bytes);
+        push_listed(numbers.as_flattened(), &self.name, out)
     }
 
     /// # Errors
     /// [`WireError`].
     pub fn parse_all(table: &[u8]) -> Result<Vec<Self>, WireError> {
-        let mut reader = Reader::new(table);
-        let mut all = Vec::new();
-        while !reader.rest().is_empty() {
-            let (region, bytes, len) = (RegionId(reader.u64()?), reader.u64()?, reader.u16()?);
-            let name = std::str::from_utf8(reader.take(len.into())?).map_err(|_| WireError::BadName)?;
-            all.push(Self { region, bytes, name: name.to_owned() });
-        }
-        Ok(all)
+        parse_list(table, |reader| {
+            let (region, bytes) = (RegionId(reader.u64()?), reader.u64()?);
+            let name = std::str::from_utf8(reader.counted()?).map_err(|_| WireError::BadName)?;
+            Ok(Self { region, bytes, name: name.to_owned() })
+        })
     }
 }
 
@@ -453,9 +446,6 @@ pub struct Keys {
 }
 
 impl ScanRequest {
-    /// Bytes that either program may have, coded, where there are keys.
-    pub const MAX_KEYED_PROGRAM_BYTES: usize = CopyRequest::MAX_PROGRAM_BYTES;
-
     /// The argument of a request that groups elements of `kind` by keys.
     #[must_use]
     pub fn keyed_arg(kind: Kind, test: Test, keys: Kind) -> u64 {
@@ -707,6 +697,9 @@ fn times(a: u32, mut b: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::{Opcode, page_crc};
+    use crate::layout::Layout;
+    use proptest::prelude::*;
 
     #[test]
     fn lists_of_regions_come_back() {
@@ -722,9 +715,6 @@ mod tests {
         table.resize(MAX_TABLE_BYTES, 0);
         assert!(!named(1, "").encode(&mut table));
     }
-    use crate::frame::{Opcode, page_crc};
-    use crate::layout::Layout;
-    use proptest::prelude::*;
 
     fn column() -> Program {
         Layout::bytes(8).unwrap().hvector(1000, 1, 4096).unwrap().placed(16, 1 << 30).unwrap()

@@ -13,7 +13,7 @@
 //!     3 get       number u64, offset u64, length u32                   reply: the bytes
 //! ```
 
-use super::{MAX_NAME_BYTES, MAX_TABLE_BYTES, Reader, WireError};
+use super::{Reader, WireError, is_name, parse_list, push_listed};
 use crate::keys::{Grant, Key, Rights};
 
 /// Where the bytes of a `Gather` or `Scatter` with [`super::flags::KEYED`] are, instead of on the wire.
@@ -192,9 +192,8 @@ impl<'a> Reach<'a> {
 }
 
 fn read_name(bytes: &[u8]) -> Result<&str, WireError> {
-    let name = std::str::from_utf8(bytes).map_err(|_| WireError::BadName)?;
-    let good = (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control);
-    if good { Ok(name) } else { Err(WireError::BadName) }
+    let name = std::str::from_utf8(bytes).ok();
+    name.filter(|name| !name.is_empty() && is_name(name)).ok_or(WireError::BadName)
 }
 
 /// Memory that a member has published.
@@ -212,29 +211,18 @@ impl Published {
     /// Appends it to the table of an answer; false if there is no room.
     #[must_use]
     pub fn encode(&self, out: &mut Vec<u8>) -> bool {
-        if out.len() + 22 + self.name.len() > MAX_TABLE_BYTES {
-            return false;
-        }
-        out.extend_from_slice(&self.number.to_le_bytes());
-        out.extend_from_slice(&self.bytes.to_le_bytes());
-        out.extend_from_slice(&coded(self.rights).to_le_bytes());
-        out.extend_from_slice(&u16::try_from(self.name.len()).expect("at most MAX_NAME_BYTES").to_le_bytes());
-        out.extend_from_slice(self.name.as_bytes());
-        true
+        let numbers = [self.number, self.bytes].map(u64::to_le_bytes);
+        let rights = coded(self.rights).to_le_bytes();
+        push_listed(&[numbers.as_flattened(), &rights].concat(), &self.name, out)
     }
 
     /// # Errors
     /// [`WireError`].
     pub fn parse_all(table: &[u8]) -> Result<Vec<Self>, WireError> {
-        let mut reader = Reader::new(table);
-        let mut all = Vec::new();
-        while !reader.rest().is_empty() {
-            let (number, bytes, rights) = (reader.u64()?, reader.u64()?, read_rights(&mut reader)?);
-            let len = usize::from(reader.u16()?);
-            let name = read_name(reader.take(len)?)?.to_owned();
-            all.push(Self { number, bytes, rights, name });
-        }
-        Ok(all)
+        parse_list(table, |reader| {
+            let (number, bytes, rights) = (reader.u64()?, reader.u64()?, read_rights(reader)?);
+            Ok(Self { number, bytes, rights, name: read_name(reader.counted()?)?.to_owned() })
+        })
     }
 }
 

@@ -16,7 +16,7 @@
 //! A head and the reference to a body in the pool travel in tables; the bytes of a body travel as those of
 //! any other region ([`super::Window`]).
 
-use super::{MAX_NAME_BYTES, MAX_TABLE_BYTES, Reader, RegionId, WireError};
+use super::{MAX_TABLE_BYTES, Reader, RegionId, WireError, is_name, parse_list, push_listed};
 use crate::layout::Program;
 
 /// Bytes of a head.
@@ -33,8 +33,6 @@ const REDELIVERED: u8 = 1;
 const ARRIVING: u8 = 2;
 /// Of a delivery, without head and reference.
 const DELIVERY_BYTES: usize = 32;
-/// Of a queue in a list, without its name.
-const LISTED_BYTES: usize = 58;
 
 /// The body of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -419,14 +417,8 @@ impl QueueBounds {
     }
 }
 
-/// Whether a queue may have this name. A request may leave the name empty if the queue is known otherwise.
-#[must_use]
-pub fn is_queue_name(name: &str) -> bool {
-    name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
-}
-
 fn name_of(bytes: &[u8]) -> Result<&str, WireError> {
-    std::str::from_utf8(bytes).ok().filter(|name| is_queue_name(name)).ok_or(WireError::BadName)
+    std::str::from_utf8(bytes).ok().filter(|name| is_name(name)).ok_or(WireError::BadName)
 }
 
 /// A queue in a list.
@@ -447,9 +439,6 @@ impl Listed {
     /// Appends it to the table of a reply to `ListQueues`; false if there is no room.
     #[must_use]
     pub fn encode(&self, out: &mut Vec<u8>) -> bool {
-        if out.len() + LISTED_BYTES + self.name.len() > MAX_TABLE_BYTES {
-            return false;
-        }
         let numbers = [
             self.queue,
             self.messages,
@@ -459,19 +448,14 @@ impl Listed {
             self.waiting_receivers,
             self.most_messages,
         ];
-        numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
-        out.extend_from_slice(&u16::try_from(self.name.len()).expect("at most MAX_NAME_BYTES").to_le_bytes());
-        out.extend_from_slice(self.name.as_bytes());
-        true
+        push_listed(numbers.map(u64::to_le_bytes).as_flattened(), &self.name, out)
     }
 
     /// # Errors
     /// [`WireError`].
     pub fn parse_all(table: &[u8]) -> Result<Vec<Self>, WireError> {
-        let mut reader = Reader::new(table);
-        let mut all = Vec::new();
-        while !reader.rest().is_empty() {
-            let mut one = Self {
+        parse_list(table, |reader| {
+            Ok(Self {
                 queue: reader.u64()?,
                 messages: reader.u64()?,
                 held: reader.u64()?,
@@ -479,13 +463,9 @@ impl Listed {
                 waiting_senders: reader.u64()?,
                 waiting_receivers: reader.u64()?,
                 most_messages: reader.u64()?,
-                name: String::new(),
-            };
-            let len = usize::from(reader.u16()?);
-            name_of(reader.take(len)?)?.clone_into(&mut one.name);
-            all.push(one);
-        }
-        Ok(all)
+                name: name_of(reader.counted()?)?.to_owned(),
+            })
+        })
     }
 }
 
@@ -610,7 +590,7 @@ mod tests {
             prop_assert_eq!(QueueBounds::parse(&table), Ok((bounds, "jobs")));
             let listed = Listed { queue: 4, messages: bytes, name: "jobs".into(), ..Listed::default() };
             let table = coded(|out| assert!(listed.encode(out)));
-            prop_assert_eq!(table.len(), LISTED_BYTES + 4);
+            prop_assert_eq!(table.len(), 58 + 4);
             prop_assert_eq!(Listed::parse_all(&table), Ok(vec![listed]));
             let program = Layout::bytes(8).unwrap().hvector(5, 1, 100).unwrap().program().clone();
             let reference = Reference { regions: numbers.iter().map(|n| RegionId(*n)).collect(), program };
