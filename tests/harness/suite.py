@@ -22,7 +22,7 @@ class Suite:
     def test(self, *, reduced=True, waits=False):
         """Registers a function of (world, scale). With reduced=False it only runs at full size.
 
-        One that `waits` waits more than it computes, and may run beside whatever else: `--lane waiting`.
+        A test with waits=True mostly waits, and may run beside other work: `--lane waiting`.
         """
 
         def register(function):

@@ -43,7 +43,7 @@ impl Regions {
         Self { direct, known: BTreeMap::new(), listed: None, buffer: Vec::new() }
     }
 
-    /// The servers hear of this client while nobody asks for anything.
+    /// Keeps the connections alive while no file is used.
     pub fn progress(&mut self) {
         self.direct.progress();
     }
