@@ -392,7 +392,7 @@ def sqlite_duckdb_and_polars_spill_there(world, scale):
         return
     check(PYTHON.exists(), f"{PYTHON} is missing: scripts/setup.sh test")
     env = {name: value for name, value in os.environ.items() if name != "SQLITE_TMPDIR"}
-    with mounted(world, [world.serve("2G", "--no-lock")], "1G") as mount:
+    with mounted(world, [world.serve("5G", "--no-lock")], scale.pick("4G", "1G")) as mount:
         rows = scale.pick(2_000_000, 150_000)
         wanted = run(sys.executable, "-c", SQLITE, rows, world.dir / "wanted.db", env=env)
         there = {**env, "SQLITE_TMPDIR": str(mount.at)}
