@@ -29,6 +29,10 @@ SETTINGS = {
         "crates/net/src/two_ways.rs": ["SOON", "LATEST", "REST", "MARGIN", "WORSE"],
         "crates/paging/src/follow.rs": ["SAMPLE", "OTHERS", "SUSPECT", "OF_USE", "SHORTEST_PAUSE", "LONGEST_PAUSE"],
     },
+    "awake": {
+        "crates/kernel/src/awake.rs": ["REST", "WINDOW", "CROWDED", "AWAY"],
+        "crates/pager/src/pager/awake.rs": ["TURNS", "SHORTEST_PAUSE", "LONGEST_PAUSE"],
+    },
     "paging": {
         "crates/cli/src/run.rs": ["--copies", "--encryption", "--page-size", "--prefetch", "--fault-mode", "--compression", "--spin-us", "--no-follow"],
         "crates/pager/src/pager.rs": ["impl Default for Waiting", "SPARE_SLOTS"],
@@ -75,6 +79,7 @@ SETTINGS = {
 
 # What is on by default and no constant tells. To change a line makes the figures old, as a constant does.
 ALSO = {
+    "awake": "the other of two CPUs is kept awake while one thread waits for pages of the private store",
     "waiting": "looks for what comes next while most comes soon, and sleeps otherwise",
     "paging": "pages of the private store are read in place",
     "servers": "clients on the same machine use shared memory",
@@ -92,9 +97,9 @@ PARTS = {
     "stream-10g": (PAGED, 90),
     "stream-1g": (PAGED, 180),
     "fit": (PAGED, 150),
-    "programs": (PAGED, 1800),
+    "programs": ((*PAGED, "awake"), 1800),
     "world": (PAGED, 1500),
-    "miss": (PAGED, 900),
+    "miss": ((*PAGED, "awake"), 900),
     "redundancy": ((*PAGED, "copies"), 600),
     "server": (DIRECT, 40),
     "direct": (DIRECT, 90),

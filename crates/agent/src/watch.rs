@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 use rampool_client::pool::{Pool, PoolConfig, PoolRegion};
 use rampool_client::stats::PagerStats;
 use rampool_kernel::OS_PAGE_BYTES;
+use rampool_kernel::awake::AwakePage;
 use rampool_kernel::descriptors::Spare;
 use rampool_kernel::maps::Pagemap;
 use rampool_kernel::memory::ResidentCounter;
 use rampool_kernel::thread::SpawnError;
 use rampool_net::key::Key;
 use rampool_pager::fault::{CopyThread, FaultCatcher};
+use rampool_pager::pager::awake::Awake;
 use rampool_pager::pager::{Pager, PagerError, Waiting, hold_absent};
 use rampool_pager::region::PagedConfig;
 use rampool_run::fork_fallback::FallbackLine;
@@ -349,6 +351,9 @@ fn start_pager(
     if settings.verify {
         pager.verify();
     }
+    // Not there with other numbers of CPUs, or for another user.
+    let awake = AwakePage::open(&Settings::awake_path(&settings.run_dir));
+    pager.keep_awake(awake.ok().and_then(Awake::new));
     drop(kept_open);
     for (start, end) in stays {
         pager.leave_out(start, end);

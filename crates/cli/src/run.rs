@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rampool_client::error::ConnectError;
 use rampool_client::pool::{Copies, LeaseRequest, Pool, PoolConfig, ServerSpec};
+use rampool_kernel::awake::AwakePage;
 use rampool_kernel::probe::{Capabilities, FaultMode};
 use rampool_kernel::words::{remark, say, say_line};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, SameHost};
+use rampool_pager::pager::awake;
 use rampool_run::fork_fallback::ForkFallback;
 use rampool_run::libraries;
 use rampool_run::process_registry::ProcessRegistry;
@@ -165,8 +167,8 @@ pub struct Options {
     #[arg(long, env = "RAMPOOL_SPIN_US", default_value_t = 100, value_name = "US")]
     spin_us: u64,
 
-    /// Do not keep the pager on the CPU where a single-threaded program takes its faults [default: keep it
-    /// there]
+    /// Do not keep the pager on the CPU where a single-threaded program takes its faults, nor the other
+    /// of two CPUs awake meanwhile [default: keep it there]
     #[arg(long, env = "RAMPOOL_NO_FOLLOW")]
     no_follow: bool,
 
@@ -206,7 +208,7 @@ pub fn run(args: &Args) -> Result<i32> {
             ForkFallback::create(run_dir.path()).context("cannot write the run's directory")?;
         let (started, mut signals) = (Instant::now(), Signals::block()?);
         signals.watch_group();
-        let process = start(&found, &args.command, &libraries, run_dir.path(), &signals)?;
+        let process = start(&found, &args.command, &libraries, &settings, &signals)?;
         signals.watch_group();
         anyhow::Ok((registry, fork_fallback, signals, started, process))
     };
@@ -264,6 +266,22 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     caretaker::end(pool, redundancy, &registry, fork_fallback, run_dir, own, later);
     finish(status)
+}
+
+/// Keeps one of two CPUs awake while programs of the run ask for it. Without that, they only wait longer. A
+/// server on this machine that has to be asked keeps a CPU awake itself.
+fn keep_awake(settings: &Settings) {
+    let looks = settings.spin_us > 0 && settings.follow_faults;
+    let mut servers = settings.ticket.servers();
+    if !looks
+        || awake::two_cpus().is_none()
+        || !servers.all(|server| private::is_in(server, &settings.run_dir))
+    {
+        return;
+    }
+    if let Ok(page) = AwakePage::create(&Settings::awake_path(&settings.run_dir)) {
+        let _ = std::thread::Builder::new().name("rampool-awake".into()).spawn(move || page.keep());
+    }
 }
 
 /// A run that is about to begin: its servers are joined and its directory is there, but no program has
@@ -497,9 +515,11 @@ fn start(
     found: &Found,
     command: &[OsString],
     libraries: &[PathBuf],
-    run_dir: &Path,
+    settings: &Settings,
     signals: &Signals,
 ) -> Result<i32> {
+    keep_awake(settings);
+    let run_dir = &settings.run_dir;
     let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
         preload.push(":");

@@ -6,6 +6,7 @@
 //!   memory    mappings of our own: anonymous, locked, hidden from fork; resident-size counters
 //!   descriptors  a table of descriptors of one thread's own
 //!   thread    threads on stacks of our own, CPU affinity
+//!   awake     a CPU that is kept from resting
 //!   segv      the same without userfaultfd: a SIGSEGV handler and mprotect
 //!   sigbus    userfaultfd without a second thread: faults served in a SIGBUS handler
 //!   pagetable one byte per page of the address space, readable in signal handlers
@@ -29,6 +30,7 @@
 //!
 //! Read `uffd` first, then `maps` and `memory`; the others are read where something calls them.
 
+pub mod awake;
 pub mod birthplace;
 pub mod chain;
 pub mod descriptors;

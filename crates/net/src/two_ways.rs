@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-/// Waits before the next trial. Doubled each time that one confirms the choice.
+/// Waits before the next trial, but at least a few times those of a trial; doubled each time that one
+/// confirms the choice.
 const SOON: u32 = 256;
 const LATEST: u32 = 1 << 15;
 /// No delay is longer: the program wanted nothing.
@@ -31,6 +32,18 @@ pub struct Turns {
 impl Turns {
     fn counted(self) -> u32 {
         (self.turn - self.unsettled) * self.each
+    }
+
+    fn trial(self) -> u32 {
+        2 * self.turn * self.each
+    }
+
+    fn soon(self) -> u32 {
+        SOON.max(3 * self.trial())
+    }
+
+    fn latest(self) -> u32 {
+        LATEST.max(64 * self.trial())
     }
 }
 
@@ -58,7 +71,7 @@ struct Trial {
     other: Waits,
 }
 
-/// The choice between two ways, of which the first is taken until the second has proved better.
+/// The choice between two ways, of which the first is taken unless the second has proved better.
 #[derive(Clone, Debug)]
 pub struct TwoWays {
     turns: Turns,
@@ -80,10 +93,16 @@ impl TwoWays {
             is_second: false,
             trial: None,
             until_trial: turns.turn,
-            next_trial: SOON,
+            next_trial: turns.soon(),
             recent_ns: 0,
             usual_ns: 0,
         }
+    }
+
+    /// Takes the second way at first.
+    #[must_use]
+    pub fn from_the_second(self) -> Self {
+        Self { is_second: true, ..self }
     }
 
     /// The way that is taken apart from trials is the second.
@@ -125,7 +144,7 @@ impl TwoWays {
         self.recent_ns = self.recent_ns - self.recent_ns / 64 + ns / 64;
         let worse = self.usual_ns != 0 && self.recent_ns / WORSE > self.usual_ns;
         if worse {
-            self.next_trial = SOON;
+            self.next_trial = self.turns.soon();
         }
         if worse || self.until_trial == 0 {
             self.trial = Some(Trial::default());
@@ -170,9 +189,9 @@ impl TwoWays {
         self.recent_ns = self.usual_ns;
         if is_better {
             self.is_second = !self.is_second;
-            self.next_trial = SOON;
+            self.next_trial = self.turns.soon();
         } else {
-            self.next_trial = (2 * self.next_trial).min(LATEST);
+            self.next_trial = (2 * self.next_trial).min(self.turns.latest());
         }
         self.until_trial = self.next_trial;
     }

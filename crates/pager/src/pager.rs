@@ -36,6 +36,7 @@ use rampool_client::stats::PagerStats;
 use rampool_net::adaptive_spin::AdaptiveSpin;
 
 mod adopt;
+pub mod awake;
 pub(crate) mod changes;
 mod hand_over;
 pub(crate) mod in_thread;
@@ -48,6 +49,7 @@ mod unchanged;
 mod verify;
 
 pub use adopt::hold_absent;
+use awake::Awake;
 use changes::born_of;
 use lost::Lost;
 use merged::Merged;
@@ -177,6 +179,8 @@ pub struct Pager<B: Backing> {
     events_to_come: AdaptiveSpin,
     stats: PagerStats,
     follow: Follow,
+    /// `None`: not with as many CPUs, or nobody would keep one awake.
+    awake: Option<Awake>,
     /// How often the next event has been looked for since the last one.
     looks: u32,
     /// Stores that were refused for lack of room, to be sent again.
@@ -283,6 +287,7 @@ impl<B: Backing> Pager<B> {
             events_to_come: AdaptiveSpin::new(waiting.spin),
             stats,
             follow: Follow::default(),
+            awake: None,
             looks: 0,
             refused: Vec::new(),
             fault_started: None,
@@ -384,6 +389,11 @@ impl<B: Backing> Pager<B> {
             self.space.managed_pages(),
         );
         self.backing.report(&self.stats);
+    }
+
+    /// Keeps the other CPU awake from now on, where that helps.
+    pub fn keep_awake(&mut self, awake: Option<Awake>) {
+        self.awake = awake;
     }
 
     /// Serves until the supervisor says stop.
@@ -509,13 +519,17 @@ impl<B: Backing> Pager<B> {
     fn serve_event(&mut self, event: Event, supervisor: &mut impl Supervisor<B>) {
         match event {
             Event::Fault { address, offset, write, write_protected, thread } => {
-                self.fault_started = Some(Instant::now());
+                let now = Instant::now();
+                self.fault_started = Some(now);
                 let access = match (write, write_protected) {
                     (_, true) => Access::WriteProtected,
                     (true, false) => Access::Write,
                     (false, false) => Access::Read,
                 };
                 self.follow(thread);
+                if self.awake.as_mut().is_some_and(|awake| awake.fault(now, self.follow.cpu())) {
+                    self.follow.look_again();
+                }
                 self.choose_install(thread);
                 let mut page = self.space.page_at(address);
                 if page.is_none() && self.faults.let_frames_be_filled(address) {
@@ -1328,9 +1342,15 @@ impl<B: Backing> Pager<B> {
         }
     }
 
+    /// Where the batch's frames are. The next fault comes late because of it.
+    fn begin_batch(&mut self, batch: BatchId) -> usize {
+        self.awake.iter_mut().for_each(Awake::evicts);
+        self.batches.take(batch.0)
+    }
+
     /// Moves the pages of a batch out of the program.
     fn evict(&mut self, batch: BatchId, extents: &[Extent]) {
-        let to = self.batches.take(batch.0);
+        let to = self.begin_batch(batch);
         // Pages without content left management: there is nothing of them.
         let mut outcomes =
             vec![EvictOutcome::Vanished; usize::try_from(total_pages(extents)).expect("a batch is small")];

@@ -105,6 +105,11 @@ impl Follow {
         self.since_move = 0;
     }
 
+    /// Threads will stay longer where they are than before.
+    pub fn look_again(&mut self) {
+        (self.pause, self.next_pause) = (0, SHORTEST_PAUSE);
+    }
+
     fn rest(&mut self) {
         self.pause = self.next_pause;
         self.next_pause = (2 * self.next_pause).min(LONGEST_PAUSE);

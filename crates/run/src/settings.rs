@@ -158,6 +158,12 @@ impl Settings {
         })
     }
 
+    /// The page by which a process says that it wants the other CPU kept awake.
+    #[must_use]
+    pub fn awake_path(run_dir: &Path) -> PathBuf {
+        run_dir.join("awake")
+    }
+
     /// Says which servers are silent, as far as the run's processes know, so that new ones do not wait for them.
     ///
     /// # Errors

@@ -12,8 +12,8 @@
 //!
 //! The program is a process of this binary ([`Touch`]). It fills its memory, touches pages in random order,
 //! reads a word of each and changes every second one, and checks each word that it reads; at the end it checks
-//! every word. Only the touches are timed. The processor time is that of the program, of its agent and of the
-//! server during the touches.
+//! every word. Only the touches are timed. The processor time is that of the program, of its agent, of the
+//! server and of `rampool run` during the touches.
 
 use std::fs;
 use std::path::PathBuf;
@@ -399,11 +399,15 @@ pub fn touch(args: &Touch) -> Result<i32> {
     Ok(0)
 }
 
-/// This process, the servers, and what else its parent has started: the private store.
+/// This process, the servers, its parent if that is `rampool run`, and what else that has started: the private
+/// store.
 fn processes(servers: &[u32]) -> Result<Vec<u32>> {
     let parent = std::os::unix::process::parent_id();
     let text = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     let mut all: Vec<u32> = vec![std::process::id()];
+    if fs::read_to_string(format!("/proc/{parent}/comm")).is_ok_and(|name| name.trim() == "rampool") {
+        all.push(parent);
+    }
     let is_store = |pid: &u32| {
         fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("serve"))
     };

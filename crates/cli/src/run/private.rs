@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use rampool_client::pool::ServerSpec;
+use rampool_net::transport::Endpoint;
 use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -90,7 +91,7 @@ impl PrivateServer {
         memory: ByteLen,
         more: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Result<Self> {
-        let endpoint = format!("unix:{}", run_dir.join("server.sock").display());
+        let endpoint = format!("unix:{}", socket(run_dir).display());
         let spec = endpoint.parse()?;
         let log = run_dir.join(LOG);
         let log = std::fs::File::create(&log)
@@ -140,6 +141,15 @@ impl Drop for PrivateServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("server.sock")
+}
+
+/// Whether this is the private server of the run with this directory.
+pub fn is_in(server: &ServerSpec, run_dir: &Path) -> bool {
+    server.endpoint == Endpoint::Unix(socket(run_dir))
 }
 
 /// What a private server may lend: most of the available memory that the program's local memory leaves. At
