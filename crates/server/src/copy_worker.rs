@@ -17,8 +17,9 @@
 //! A server without a key only connects to addresses of its own machine, since it is only reachable from
 //! there.
 
-use super::connection::direct::Gathered;
-use super::connection::{Held, Refused, Slice};
+use super::connection::gather::Gathered;
+use super::connection::held::Held;
+use super::connection::{Refused, Slice};
 use super::shared::{Lease, Shared, lock};
 use rampool_lease::ConnectionNumber;
 use rampool_net::blocks::block_crcs;

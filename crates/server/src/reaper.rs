@@ -1,7 +1,7 @@
 //! Frees what members leave behind, and gives up the ones that do not come back. Freeing gigabytes takes a
 //! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
-use super::connection::direct::LeftUpdate;
+use super::connection::update::LeftUpdate;
 use super::shared::{Lease, Shared};
 use super::tenants::in_words;
 use rampool_lease::{Departed, Pressure, Tick};

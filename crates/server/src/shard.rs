@@ -6,7 +6,8 @@
 //! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to do,
 //! those whose handshake goes on as if they were one tenant more.
 
-use super::connection::{Connection, End, Held, ScratchBuffers, Turn};
+use super::connection::held::Held;
+use super::connection::{Connection, End, ScratchBuffers, Turn};
 use super::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
 use super::shared::{Arrival, Shared, lock};
 use super::tenants::Tenant;

@@ -3,8 +3,9 @@
 //! A batch of keys is copied, then the elements that belong to them, then both are counted. Memory is bounded
 //! by what one request may look at, and is charged as a reply is.
 
-use super::direct::{PACKED_COUNTS_FOR, PIECES_AT_ONCE, Unpacked, ZEROES, copy_small_runs};
-use super::{Connection, Held, Paused, Refused, ScratchBuffers, Slice, count_alone};
+use super::gather::{PACKED_COUNTS_FOR, PIECES_AT_ONCE, Unpacked, ZEROES, copy_small_runs};
+use super::held::Held;
+use super::{Connection, Paused, Refused, ScratchBuffers, Slice, count_alone};
 use crate::shared::Shared;
 use rampool_lease::View;
 use rampool_net::transport::{Piece as Place, Urgency};

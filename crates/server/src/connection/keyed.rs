@@ -6,7 +6,8 @@
 //! out, while its shard does nothing else for this connection; so a revocation that comes after it finds no
 //! use under way. What is [published](super::published) other connections use too.
 
-use super::{Connection, End, Held, Refused, ScratchBuffers};
+use super::held::Held;
+use super::{Connection, End, Refused, ScratchBuffers};
 use crate::shared::{Lease, Shared};
 use rampool_kernel::sealed::SealedMemory;
 use rampool_net::transport::Urgency;

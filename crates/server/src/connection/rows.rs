@@ -4,7 +4,7 @@
 //! line than everything else takes together. So addresses come first, many at a time, each line being asked
 //! for as its address is known, and the copies follow one batch later.
 
-use super::direct::ZEROES;
+use super::gather::ZEROES;
 use crate::store::Slabs;
 use rampool_kernel::memory::prefetch;
 use rampool_lease::View;

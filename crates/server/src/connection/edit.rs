@@ -1,0 +1,206 @@
+//! Pages of one region, changed while its lease is locked. They are made ready first: each in a frame to which
+//! only the page table refers.
+
+use super::Refused;
+use super::gather::{LINE_BYTES, ZEROES};
+use super::update::Part;
+use crate::shared::Shared;
+use rampool_lease::{FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage};
+use rampool_wire::elements::combine;
+use rampool_wire::frame::{MemberId, Piece, RegionId, Status, ZERO_PAGE_CRC, patched_crc};
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
+
+/// Changes pages of one region while its lease is locked.
+pub(super) struct Edit<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) arena: usize,
+    pub(super) member: MemberId,
+    pub(super) region: RegionId,
+    pub(super) space: &'a mut LeaseSpace,
+}
+
+impl Edit<'_> {
+    /// Makes pages ready to be changed in part, and stores whole pages, as long as there are any: all or
+    /// nothing. The `whole` ones stay the caller's with an error.
+    pub(super) fn own(
+        &mut self,
+        in_part: impl Iterator<Item = PageIndex>,
+        part: &Part,
+        whole: &[StoredPage],
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let (mut pages, mut last) = (Vec::new(), None);
+        for page in in_part {
+            if last.replace(page) != Some(page) && !self.is_ready(page)? {
+                pages.push(page);
+            }
+        }
+        if pages.is_empty() && whole.is_empty() {
+            return Ok(());
+        }
+        let mut list = self.copies(pages, &mut Vec::new())?;
+        let made = list.len();
+        list.extend(part.whole.iter().copied().zip(whole.iter().copied()));
+        let mut frames = Vec::new();
+        let entered = self.enter(&list, &mut frames, released);
+        if entered.is_err() {
+            self.shared.store.release(&frames[..made]);
+        }
+        entered
+    }
+
+    /// Makes pages ready to be changed in part.
+    pub(super) fn own_pages(
+        &mut self,
+        pages: Vec<PageIndex>,
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let mut wanting = Vec::new();
+        for page in pages {
+            if !self.is_ready(page)? {
+                wanting.push(page);
+            }
+        }
+        if wanting.is_empty() {
+            return Ok(());
+        }
+        let list = self.copies(wanting, &mut Vec::new())?;
+        self.enter(&list, frames, released)
+    }
+
+    pub(super) fn is_ready(&self, page: PageIndex) -> Result<bool, SpaceError> {
+        let state = self.space.page_state(self.member, self.region, page)?;
+        Ok(matches!(state, PageState::Own(page) if self.shared.store.is_writable(&page)))
+    }
+
+    /// A copy of each page, in a frame with no other reference.
+    pub(super) fn copies(
+        &self,
+        mut pages: Vec<PageIndex>,
+        frames: &mut Vec<FrameIndex>,
+    ) -> Result<Vec<(PageIndex, StoredPage)>, Refused> {
+        pages.sort_unstable();
+        pages.dedup();
+        let lens = vec![u32::try_from(OS_PAGE_BYTES).expect("4096"); pages.len()];
+        let full = || Refused::new(Status::PoolFull, "the server's memory is full of pages on their way");
+        if !self.shared.store.take(self.arena, &lens, frames) {
+            return Err(full());
+        }
+        let store = &self.shared.store;
+        let mut list = Vec::with_capacity(pages.len());
+        for (page, frame) in pages.iter().zip(frames.iter()) {
+            let target = store.memory(*frame);
+            let fill = |from: *const u8| {
+                // SAFETY: a frame that was just taken, of 4096 bytes; the source is another page, which is
+                // not written while the lease is locked.
+                unsafe { std::ptr::copy_nonoverlapping(from, target, OS_PAGE_BYTES) };
+            };
+            let state = self
+                .space
+                .page_state(self.member, self.region, *page)
+                .expect("the region was there a moment ago");
+            let (PageState::Own(old) | PageState::Shared(old)) = state else {
+                fill(ZEROES.as_ptr());
+                list.push((*page, store.settle_plain(*frame, ZERO_PAGE_CRC)));
+                continue;
+            };
+            let presented = match store.present(self.arena, &old, false) {
+                Ok(Some((source, _))) => source,
+                other => {
+                    store.release(frames);
+                    return Err(other
+                        .err()
+                        .map_or_else(full, |error| Refused::new(Status::BadRequest, error)));
+                }
+            };
+            fill(store.memory(presented));
+            store.release(&[presented]);
+            list.push((*page, store.settle_plain(*frame, old.crc)));
+        }
+        Ok(list)
+    }
+
+    /// Enters pages into the tables; with an error none, and then their frames are appended to `frames`.
+    pub(super) fn enter(
+        &mut self,
+        list: &[(PageIndex, StoredPage)],
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
+        let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
+        self.space.put(self.member, self.region, &extents, &pages, released).map_err(|error| {
+            frames.extend(list.iter().map(|(_, page)| page.frame));
+            error.into()
+        })
+    }
+
+    /// Carries out the staged operation on these pieces, whose bytes begin at `at` of the staging. Returns
+    /// where they end.
+    ///
+    /// Pieces in a row that are of one page are one change of it: to look for a page and to follow its
+    /// checksum takes far longer than to change a few bytes.
+    pub(super) fn change(&mut self, part: &Part, pieces: &[Piece], mut at: usize) -> usize {
+        for together in pieces.chunk_by(|one, next| one.page == next.page) {
+            let first = &together[0];
+            let mut span = first.within..first.within + first.len;
+            for next in &together[1..] {
+                span = span.start.min(next.within)..span.end.max(next.within + next.len);
+            }
+            let all = Piece { page: first.page, within: span.start, len: span.len() };
+            self.patch(all, |target| {
+                for piece in together {
+                    let bytes = &part.staging[at..at + piece.len];
+                    at += piece.len;
+                    let target = &mut target[piece.within - span.start..][..piece.len];
+                    match part.update {
+                        None => target.copy_from_slice(bytes),
+                        Some((kind, how)) => combine(kind, how, target, bytes),
+                    }
+                }
+            });
+        }
+        at
+    }
+
+    /// Changes a part of a page that is ready for it.
+    pub(super) fn patch(&mut self, piece: Piece, change: impl FnOnce(&mut [u8])) {
+        let state = self
+            .space
+            .page_state(self.member, self.region, piece.page)
+            .expect("the region was there a moment ago");
+        let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
+        assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
+        self.shared.store.touch(page.frame);
+        // Most pieces are small, and to clear a page for each takes longer than to change them.
+        if piece.len <= LINE_BYTES {
+            self.patch_in(piece, page, (&mut [0; LINE_BYTES], &mut [0; LINE_BYTES]), change);
+        } else {
+            self.patch_in(piece, page, (&mut [0; OS_PAGE_BYTES], &mut [0; OS_PAGE_BYTES]), change);
+        }
+    }
+
+    pub(super) fn patch_in(
+        &mut self,
+        piece: Piece,
+        page: StoredPage,
+        (old, new): (&mut [u8], &mut [u8]),
+        change: impl FnOnce(&mut [u8]),
+    ) {
+        let (old, new) = (&mut old[..piece.len], &mut new[..piece.len]);
+        // SAFETY: the piece is within the page; only its page table refers to the frame, and that is locked:
+        // no other thread reads or writes it.
+        let target = unsafe {
+            std::slice::from_raw_parts_mut(self.shared.store.memory(page.frame).add(piece.within), piece.len)
+        };
+        old.copy_from_slice(target);
+        new.copy_from_slice(target);
+        change(new);
+        target.copy_from_slice(new);
+        let crc = patched_crc(page.crc, old, new, OS_PAGE_BYTES - piece.within - piece.len);
+        self.space
+            .page_changed(self.member, self.region, piece.page, crc)
+            .expect("the region was there a moment ago");
+    }
+}
