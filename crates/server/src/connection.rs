@@ -1,33 +1,34 @@
 //! One client's connection: requests in, replies out.
+//!
+//! Here is what all requests have in common: the connection, and what goes on with the next turn. `requests` has
+//! the table of requests, and the other files how each kind is handled.
 
 mod copies;
 mod edit;
-pub(super) mod gather;
+mod gather;
 mod grouped;
-pub(super) mod held;
 mod keyed;
 mod leases;
 mod pages;
-pub(super) mod published;
-pub(super) mod queue;
+mod queue;
 mod regions;
 mod requests;
-mod rows;
 mod scan;
-pub(super) mod update;
+mod update;
 
-use crate::connection::gather::Gathering;
-use crate::connection::held::{BufferPool, Held};
-use crate::connection::leases::{Attaching, Parked};
-use crate::connection::pages::{Getting, Putting};
-use crate::connection::scan::Scanning;
-use crate::connection::update::{LeftUpdate, Part, Updating};
-use crate::shared::{Counts, Lease, OWN_REPLY_BYTES, Posts, Replies, Shared, Space};
+use crate::collect::Gathered;
+use crate::connection::leases::Parked;
+use crate::held::{BufferPool, Held};
+use crate::refused::Refused;
+use crate::shared::{Lease, OWN_REPLY_BYTES, Posts, Replies, Shared, Space};
+use crate::slice::Slice;
 use crate::store::Scratch;
 use crate::tenants::Tenant;
-use rampool_lease::{ConnectionNumber, FrameIndex, OverQuota, SpaceError, StoredPage};
+use rampool_lease::{ConnectionNumber, FrameIndex, SpaceError, StoredPage};
 use rampool_net::transport::{Flush, Link, LinkError, Means, Piece, PieceMut, Urgency};
-use rampool_wire::frame::{Header, LeaseId, MemberId, Opcode, PageEntry, Status, WireError, encode_error};
+use rampool_wire::frame::{
+    Header, LeaseId, MemberId, Opcode, PageEntry, Status, WireError, encode_error, encode_frame,
+};
 use rampool_wire::places::Place;
 use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
@@ -36,10 +37,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The longest turn in time, checked after so many frames, or within a long request: a longer one delays the
-/// other connections.
-pub(super) const TURN: Duration = Duration::from_micros(100);
-pub(super) const LOOK_AT_CLOCK_AFTER: usize = 8;
+/// Frames, and pages, that are seen to between two looks at the clock.
+const LOOK_AT_CLOCK_AFTER: usize = 8;
 /// After a request of the direct view, this much of a collected reply is sent at once, before the end of the
 /// turn: while the next request is worked on, and while it is in the cache. Through shared memory the client
 /// takes it from there; for a socket the kernel copies it, and each call to send costs more than the cache
@@ -48,10 +47,10 @@ const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
 const FLUSH_COLLECTED_INTO_SOCKET_BYTES: usize = 512 << 10;
 /// Bytes that are sent, or received, between two looks at the clock.
 const BYTES_AT_ONCE: usize = 512 << 10;
-/// Times 512 pages that are freed between two looks at the clock.
-const CHUNKS_AT_ONCE: usize = 2;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
+/// Sets of buffers that are kept of each kind.
+const MOST_SPARE: usize = 4;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -76,11 +75,33 @@ pub(super) enum End {
     Revoked,
 }
 
-impl From<WireError> for End {
-    fn from(error: WireError) -> Self {
-        End::Protocol(error.to_string())
+/// A request that is not answered.
+enum Fail {
+    Refused(Refused),
+    /// It ends the connection.
+    End(End),
+}
+
+impl<E: Into<Refused>> From<E> for Fail {
+    fn from(error: E) -> Self {
+        Fail::Refused(error.into())
     }
 }
+
+impl From<End> for Fail {
+    fn from(end: End) -> Self {
+        Fail::End(end)
+    }
+}
+
+impl From<WireError> for Fail {
+    fn from(error: WireError) -> Self {
+        Fail::End(End::Protocol(error.to_string()))
+    }
+}
+
+/// A request that was taken: answered, or begun.
+type Handled = Result<(), Fail>;
 
 /// What a turn left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,68 +116,63 @@ pub(super) enum Turn {
     Later,
 }
 
-/// Buffers of a shard, reused from request to request.
-#[derive(Default)]
-pub(super) struct ScratchBuffers {
-    extents: Vec<Extent>,
-    pages: Vec<Option<StoredPage>>,
-    entries: Vec<PageEntry>,
-    frames: Vec<FrameIndex>,
-    lens: Vec<u32>,
-    pieces: Vec<Piece>,
-    places: Vec<PieceMut>,
-    /// Where pages lie, for clients that read them there.
-    stored_at: Vec<Place>,
-    head: Vec<u8>,
-    released: Vec<FrameIndex>,
-    scratch: Scratch,
-    sink: Vec<u8>,
-    buffer_pool: Arc<BufferPool>,
-    /// The bytes, checksums and table of a gather that the link copies.
-    gathered: Vec<u8>,
-    crcs: Vec<u32>,
-    table: Vec<u8>,
+/// What a shard has for the requests of its connections, one at a time.
+pub(super) struct Service {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slice: Slice,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
-    pub(super) slice: Slice,
     /// When the first request that waits in a queue times out.
     pub(super) alarm: Option<Instant>,
+    /// Buffers that are used again from request to request.
+    head: Vec<u8>,
+    table: Vec<u8>,
+    lens: Vec<u32>,
+    places: Vec<PieceMut>,
+    sink: Vec<u8>,
+    scratch: Scratch,
+    buffer_pool: Arc<BufferPool>,
+    pages: Spare<Pages>,
+    gathered: Spare<Gathered>,
 }
 
-/// The time of a turn, from when it is asked about first.
-#[derive(Default)]
-pub(crate) struct Slice(Option<Instant>);
-
-impl Slice {
-    /// A turn begins.
-    pub(crate) fn begin(&mut self) {
-        self.0 = None;
+impl Service {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            slice: Slice::default(),
+            posts: Posts::default(),
+            alarm: None,
+            head: Vec::new(),
+            table: Vec::new(),
+            lens: Vec::new(),
+            places: Vec::new(),
+            sink: Vec::new(),
+            scratch: Scratch::default(),
+            buffer_pool: Arc::default(),
+            pages: Spare::default(),
+            gathered: Spare::default(),
+        }
     }
 
-    /// Whether the turn should end.
-    pub(crate) fn is_over(&mut self) -> bool {
-        self.0.get_or_insert_with(Instant::now).elapsed() >= TURN
-    }
-}
-
-impl ScratchBuffers {
-    fn set_alarm(&mut self, at: Instant) {
+    /// The alarm sounds when the lease's queues count this millisecond as over.
+    fn set_alarm(&mut self, tick_ms: u64) {
+        let at = self.shared.started + Duration::from_millis(tick_ms.saturating_add(1));
         self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
     }
 
     /// Targets for bytes to discard: all of them are the same memory.
     fn lay_out_sink(&mut self, bytes: usize) {
         self.sink.resize(SINK_BYTES, 0);
-        let mut left = bytes;
-        while left > 0 {
-            let len = left.min(SINK_BYTES);
-            self.places.push(PieceMut { ptr: self.sink.as_mut_ptr(), len });
-            left -= len;
-        }
+        let ptr = self.sink.as_mut_ptr();
+        let lens = (0..bytes).step_by(SINK_BYTES).map(|at| SINK_BYTES.min(bytes - at));
+        self.places.clear();
+        self.places.extend(lens.map(|len| PieceMut { ptr, len }));
     }
 }
 
 /// The lease of a connection, and its member.
+#[derive(Clone)]
 struct Membership {
     lease: Arc<Lease>,
     member: MemberId,
@@ -172,31 +188,84 @@ impl Membership {
     }
 }
 
-/// The `Put`, `Scatter` or `Accumulate` whose bytes are still arriving.
+/// Pages of a request, in its order.
 #[derive(Default)]
-struct Arriving {
+struct Pages {
     extents: Vec<Extent>,
     entries: Vec<PageEntry>,
+    /// Of each page that is not zero; a page that takes no frame of its own has none here.
     frames: Vec<FrameIndex>,
-    part: Option<Part>,
-    /// The reply is known already: the pages go to the sink.
-    refused: Option<(Status, u64, String)>,
+    stored: Vec<Option<StoredPage>>,
+    /// Where they lie, for clients that read them there.
+    stored_at: Vec<Place>,
+    pieces: Vec<Piece>,
+    released: Vec<FrameIndex>,
 }
 
-/// A request that goes on with the next turn.
-enum Paused {
-    Gather(Box<Gathering>),
-    Scan(Box<Scanning>),
-    Group(Box<grouped::Grouping>),
-    Get(Box<Getting>),
-    Put(Box<Putting>),
-    Clone(Header),
-    Update(Box<Updating>),
-    /// Pages of freed regions of its lease are being freed.
-    Free(Header),
-    Discard(Header, Vec<Extent>),
-    /// The lease that it joins is busy.
-    Attach(Box<Attaching>),
+impl Pages {
+    /// For another request, with memory that has been used before.
+    fn cleared(mut self) -> Self {
+        self.extents.clear();
+        self.entries.clear();
+        self.frames.clear();
+        self.stored.clear();
+        self.stored_at.clear();
+        self.pieces.clear();
+        self.released.clear();
+        self
+    }
+}
+
+/// What requests leave for the next ones.
+#[derive(Default)]
+struct Spare<T>(Vec<T>);
+
+impl<T: Default> Spare<T> {
+    fn take(&mut self) -> T {
+        self.0.pop().unwrap_or_default()
+    }
+
+    /// It is empty.
+    fn put_back(&mut self, one: T) {
+        if self.0.len() < MOST_SPARE {
+            self.0.push(one);
+        }
+    }
+}
+
+/// What a step of work leaves.
+enum Step {
+    /// All is done and answered.
+    Done,
+    /// The slice is over before.
+    More,
+}
+
+/// A request that may take more than one turn: it takes a step in each, and others have theirs in between.
+trait Work: Send {
+    /// Goes on from where it stopped. With an error, the request is refused.
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused>;
+
+    /// Bytes of its reply, as far as it holds them: they count as queued ones do.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    /// Whether it waits for another thread, and wants its next turn in a while.
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// It is refused, or its connection is over: gives back the frames that it holds.
+    fn release(&mut self, _: &Shared) {}
+
+    /// Its connection is over: undoes what it has begun, or lets the reaper finish it.
+    fn leave(self: Box<Self>, _: &Connection, _: &Shared) {}
 }
 
 pub(super) struct Connection {
@@ -205,9 +274,11 @@ pub(super) struct Connection {
     /// As it proved; the master key has none.
     identity: Option<TenantId>,
     membership: Option<Membership>,
-    paused: Option<Paused>,
+    /// What goes on with the next turn.
+    work: Option<(Header, Box<dyn Work>)>,
     parked: Option<Parked>,
-    arriving: Arriving,
+    /// What begins when the bytes of its request have arrived.
+    arriving: Option<Box<dyn Work>>,
     /// Bytes that were collected for answers since the last flush.
     collected: usize,
     replies: Arc<Replies>,
@@ -233,41 +304,33 @@ pub(super) struct Connection {
     sends: bool,
 }
 
-/// A refused request: what to tell the client.
-pub(super) struct Refused {
-    pub(super) status: Status,
-    pub(super) arg: u64,
-    pub(super) message: String,
-}
-
-impl Refused {
-    pub(super) fn new(status: Status, message: impl ToString) -> Self {
-        Self { status, arg: 0, message: message.to_string() }
-    }
-}
-
-impl From<SpaceError> for Refused {
-    fn from(error: SpaceError) -> Self {
-        let (status, arg) = match error {
-            SpaceError::Full { free } => (Status::PoolFull, free),
-            SpaceError::NoSuchRegion => (Status::NoSuchRegion, 0),
-            SpaceError::NotOwner | SpaceError::OfQueue => (Status::NotAllowed, 0),
-            SpaceError::MemberGone | SpaceError::Replaced => (Status::MemberGone, 0),
-            SpaceError::BeyondRegion { .. } | SpaceError::RegionLength => (Status::BadRequest, 0),
-            _ => (Status::LimitReached, 0),
-        };
-        Self { status, arg, message: error.to_string() }
-    }
-}
-
-impl From<OverQuota> for Refused {
-    fn from(error: OverQuota) -> Self {
-        Self::new(Status::LimitReached, error)
-    }
+/// Queues a reply that is a table.
+fn tell(link: &mut Link<Held>, head: &mut Vec<u8>, reply: Header, table: &[u8]) {
+    head.clear();
+    encode_frame(head, reply, table, 0);
+    link.send_head(Urgency::Demand, head, Held::nothing());
 }
 
 fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// Pages and bytes of a lease, which is locked, are on their way to a client.
+fn count_read(shared: &Shared, arena: usize, lease: &Lease, (pages, bytes): (usize, u64)) {
+    for counts in [&shared.shards[arena].counts, &lease.counts] {
+        count_alone(&counts.gets, 1);
+        count_alone(&counts.got_pages, pages as u64);
+        count_alone(&counts.bytes_out, bytes);
+    }
+}
+
+/// They have come, and are the lease's.
+fn count_written(shared: &Shared, arena: usize, lease: &Lease, (pages, bytes): (usize, u32)) {
+    for counts in [&shared.shards[arena].counts, &lease.counts] {
+        count(&counts.puts, 1);
+        count(&counts.put_pages, pages as u64);
+        count(&counts.bytes_in, bytes.into());
+    }
 }
 
 /// As [`count`], for a counter with one writer: it is the shard's, or the lease is locked.
@@ -284,7 +347,6 @@ impl Connection {
         token: u64,
         now: Instant,
     ) -> Self {
-        let arriving = Arriving::default();
         let waiting = BTreeMap::new();
         let exposures = keyed::Exposures::default();
         let identity = link.tenant();
@@ -293,9 +355,9 @@ impl Connection {
             tenant,
             identity,
             membership: None,
-            paused: None,
+            work: None,
             parked: None,
-            arriving,
+            arriving: None,
             collected: 0,
             replies,
             counted: 0,
@@ -379,28 +441,10 @@ impl Connection {
     }
 
     fn count_replies(&mut self) {
-        let now = (self.link.queued_bytes() + self.paused_bytes()).saturating_sub(OWN_REPLY_BYTES);
+        let now = (self.link.queued_bytes() + self.work.as_ref().map_or(0, |(_, work)| work.bytes()))
+            .saturating_sub(OWN_REPLY_BYTES);
         if now != self.counted {
             self.count(now);
-        }
-    }
-
-    /// Bytes of a reply that is being collected.
-    fn paused_bytes(&self) -> usize {
-        match &self.paused {
-            Some(Paused::Gather(gathering)) => gathering.bytes(),
-            Some(Paused::Scan(scanning)) => scanning.bytes(),
-            Some(Paused::Group(grouping)) => grouping.bytes(),
-            Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
-            Some(
-                Paused::Free(_)
-                | Paused::Discard(..)
-                | Paused::Update(_)
-                | Paused::Put(_)
-                | Paused::Clone(_)
-                | Paused::Attach(_),
-            )
-            | None => 0,
         }
     }
 
@@ -418,6 +462,39 @@ impl Connection {
         self.link.may_sleep(!self.is_full(shared))
     }
 
+    /// Whether its request waits for what another thread works on.
+    fn waits(&self) -> bool {
+        self.work.as_ref().is_some_and(|(_, work)| work.waits())
+    }
+
+    /// Takes the first step of work. What is left of it goes on with the next turn.
+    fn begin(&mut self, service: &mut Service, header: Header, mut work: impl Work + 'static) {
+        if self.step(service, header, &mut work) {
+            self.work = Some((header, Box::new(work)));
+        }
+    }
+
+    /// Goes on with what has begun.
+    fn resume(&mut self, service: &mut Service) {
+        if let Some((header, mut work)) = self.work.take()
+            && self.step(service, header, &mut *work)
+        {
+            self.work = Some((header, work));
+        }
+    }
+
+    /// Whether there is more to do.
+    fn step(&mut self, service: &mut Service, header: Header, work: &mut (impl Work + ?Sized)) -> bool {
+        match work.step(self, service, header) {
+            Ok(step) => matches!(step, Step::More),
+            Err(refused) => {
+                work.release(&service.shared);
+                self.refuse(service, header, &refused);
+                false
+            }
+        }
+    }
+
     /// Whether it works with a lease, or did.
     pub(super) fn has_lease(&self) -> bool {
         self.membership.is_some()
@@ -425,52 +502,21 @@ impl Connection {
 
     /// When it connected, if it has no lease and waits for none.
     pub(super) fn leaseless_since(&self) -> Option<Instant> {
-        let attaches = matches!(self.paused, Some(Paused::Attach(_)));
-        (!self.has_lease() && !self.is_parked() && !attaches).then_some(self.since)
+        (!self.has_lease() && !self.is_parked() && !self.waits()).then_some(self.since)
     }
 
     /// The connection is over: frees what it holds, and starts the grace time of its member.
     pub(super) fn close(mut self, shared: &Shared) {
         self.count(0);
-        match self.paused.take() {
-            Some(Paused::Gather(gathering)) => shared.store.release(gathering.frames()),
-            Some(Paused::Get(getting)) => shared.store.release(&getting.frames),
-            Some(Paused::Update(updating)) => {
-                shared.store.release(&updating.frames().collect::<Vec<_>>());
-                if let Some(Membership { lease, member, connection }) = &self.membership
-                    && updating.has_begun()
-                {
-                    // The reaper goes on with it.
-                    let of = (Arc::clone(lease), *member, *connection);
-                    shared.finish_later(LeftUpdate::new(*updating, self.arena, of));
-                }
-            }
-            Some(Paused::Free(_)) => {
-                // The reaper goes on with it.
-                if let Some(membership) = &self.membership {
-                    shared.bury_later(membership.lease.id);
-                }
-            }
-            Some(Paused::Put(putting)) => shared.store.release(&putting.frames().collect::<Vec<_>>()),
-            Some(Paused::Clone(_)) => {
-                if let Some(membership) = &self.membership
-                    && let Ok(mut space) = membership.space()
-                {
-                    space.stop_cloning(membership.member);
-                    drop(space);
-                    // The reaper frees what there is of it.
-                    shared.bury_later(membership.lease.id);
-                }
-            }
-            Some(Paused::Attach(attaching)) => {
-                let Attaching { lease, member, connection, .. } = *attaching;
-                shared.directory().disconnected(shared.now(), lease.id, member, connection);
-            }
-            Some(Paused::Scan(_) | Paused::Group(_) | Paused::Discard(..)) | None => {}
+        if let Some((_, mut work)) = self.work.take() {
+            work.release(shared);
+            work.leave(&self, shared);
         }
         shared.disconnect(&self.tenant);
         self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));
-        shared.store.release(&self.arriving.frames);
+        if let Some(mut arriving) = self.arriving.take() {
+            arriving.release(shared);
+        }
         if let Some(Membership { lease, member, connection }) = self.membership.take() {
             let id: LeaseId = lease.id;
             lease.disconnected(member, connection);
@@ -507,43 +553,34 @@ impl Connection {
     }
 
     /// Queues a reply without pages.
-    fn answer(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-        result: Result<u64, Refused>,
-    ) {
+    fn answer(&mut self, service: &mut Service, header: Header, result: Result<u64, Refused>) {
         match result {
-            Ok(arg) => self.link.send_head(
-                Urgency::Demand,
-                &header.reply(Status::Ok).with_arg(arg).encode(),
-                Held::nothing(),
-            ),
-            Err(refused) => self.refuse(buffers, header, &refused, shared),
+            Ok(arg) => {
+                let head = header.reply(Status::Ok).with_arg(arg).encode();
+                self.link.send_head(Urgency::Demand, &head, Held::nothing());
+            }
+            Err(refused) => self.refuse(service, header, &refused),
         }
     }
 
-    fn refuse(&mut self, buffers: &mut ScratchBuffers, header: Header, refused: &Refused, shared: &Shared) {
-        let lease: Option<&Counts> = self.membership.as_ref().map(|membership| &membership.lease.counts);
-        for counts in [Some(&shared.shards[self.arena].counts), lease].into_iter().flatten() {
-            count(&counts.refused, 1);
-        }
-        buffers.head.clear();
-        encode_error(&mut buffers.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
-        self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
+    /// Queues a reply with bytes of its own.
+    fn send_bytes(&mut self, head: &mut Vec<u8>, reply: Header, table: &[u8], bytes: Vec<u8>) {
+        head.clear();
+        encode_frame(head, reply, table, bytes.len());
+        let piece = [Piece { ptr: bytes.as_ptr(), len: bytes.len() }];
+        // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
+        unsafe { self.link.send(Urgency::Demand, head, &piece, Held::bytes(bytes)) };
     }
 
-    /// Reports the error to the client, if it still reads; the connection ends with `error`.
-    fn protocol_error(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-        error: End,
-    ) -> End {
-        self.refuse(buffers, header, &Refused::new(Status::BadRequest, &error), shared);
-        error
+    fn refuse(&mut self, service: &mut Service, header: Header, refused: &Refused) {
+        count(&service.shared.shards[self.arena].counts.refused, 1);
+        if let Some(membership) = &self.membership {
+            count(&membership.lease.counts.refused, 1);
+        }
+        service.head.clear();
+        let reply = header.reply(refused.status).with_arg(refused.arg);
+        encode_error(&mut service.head, reply, &refused.message);
+        self.link.send_head(Urgency::Demand, &service.head, Held::nothing());
     }
 }
 

@@ -17,10 +17,11 @@
 //! A server without a key only connects to addresses of its own machine, since it is only reachable from
 //! there.
 
-use super::connection::gather::Gathered;
-use super::connection::held::Held;
-use super::connection::{Refused, Slice};
+use super::collect::Gathered;
+use super::held::Held;
+use super::refused::Refused;
 use super::shared::{Lease, Shared, lock};
+use super::slice::Slice;
 use rampool_lease::ConnectionNumber;
 use rampool_net::blocks::block_crcs;
 use rampool_net::transport::{Endpoint, Link, LocalPolicy, Received, Urgency, connect};
@@ -400,7 +401,7 @@ fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
         let began = Instant::now();
         let space = order.lease.space();
         let mut view = space.view(order.member, RegionId(order.header.region))?;
-        let all = gathered.collect(shared, order.shard, &mut view, &order.copy.source, false, &mut slice);
+        let all = gathered.collect(shared, order.shard, &mut view, &order.copy.source, &mut slice);
         order.lease.tenant.worked(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
         all
     };

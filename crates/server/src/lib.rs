@@ -14,18 +14,24 @@
 //! What a server never does: swap (its frames are locked where that is allowed), trust a number from the
 //! wire, or keep a page for a client that did not come back within the grace time.
 //!
-//! Read `shard` first: `run`, `serve`, `turn`. Then `connection`: `receive` takes a frame, `request` says
-//! what it asks for, `present` answers with pages. The other threads, and `store`, are read on their own.
+//! Read `shard` first: `run`, `serve`, `turn`. Then `connection`: a request is a `Work` of steps; and in it
+//! `requests`: `receive` takes a frame, `Entry::of` is the table of who handles it. Each kind of request has a
+//! file there; `pages` is the simplest. The other threads, and `store`, are read on their own.
 
 pub mod block;
 mod closer;
+mod collect;
 mod connection;
 mod copy_worker;
+mod held;
 mod poll_set;
+mod published;
 mod query;
 mod reaper;
+mod refused;
 mod shard;
 mod shared;
+mod slice;
 mod status;
 pub mod store;
 mod tenants;

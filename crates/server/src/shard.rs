@@ -6,8 +6,8 @@
 //! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to do,
 //! those whose handshake goes on as if they were one tenant more.
 
-use super::connection::held::Held;
-use super::connection::{Connection, End, ScratchBuffers, Turn};
+use super::connection::{Connection, End, Service, Turn};
+use super::held::Held;
 use super::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
 use super::shared::{Arrival, Shared, lock};
 use super::tenants::Tenant;
@@ -79,7 +79,7 @@ pub(super) struct Shard {
     turned_away: Unauthenticated,
     turning_away: usize,
     next_shard: usize,
-    buffers: ScratchBuffers,
+    service: Service,
 }
 
 struct Slot {
@@ -130,8 +130,8 @@ impl Shard {
         let poll = PollSet::new(&shared.shards[index].doorbell, listeners)?;
         let (slots, free, warm) = (Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
-        let (unauthenticated, turned_away, buffers) =
-            (Unauthenticated::default(), Unauthenticated::default(), ScratchBuffers::default());
+        let (unauthenticated, turned_away) = (Unauthenticated::default(), Unauthenticated::default());
+        let service = Service::new(Arc::clone(&shared));
         let (turning_away, next_shard) = (0, 0);
         Ok(Self {
             index,
@@ -148,7 +148,7 @@ impl Shard {
             turned_away,
             turning_away,
             next_shard,
-            buffers,
+            service,
         })
     }
 
@@ -167,7 +167,7 @@ impl Shard {
             if away > 2 * sweep_every {
                 self.excuse(away, now);
             }
-            if self.buffers.alarm.is_some_and(|alarm| now >= alarm) {
+            if self.service.alarm.is_some_and(|alarm| now >= alarm) {
                 self.sound_alarm(now);
             }
             if now >= next_sweep {
@@ -198,7 +198,7 @@ impl Shard {
                 }
                 self.poll_all();
             }
-            let due = self.buffers.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let due = self.service.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
             let due = self.delayed.first().map_or(due, |(until, _)| due.min(*until));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
@@ -441,13 +441,13 @@ impl Shard {
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == done.token >> 32 {
                 let began = Instant::now();
-                connection.delivered(&self.shared, &mut self.buffers, done);
-                let flushed = connection.flush(&mut self.buffers.slice, now);
+                connection.delivered(&mut self.service, done);
+                let flushed = connection.flush(&mut self.service.slice, now);
                 self.pay(index, began);
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
-        self.buffers.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        self.service.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
         self.hand_out(now);
         let draining = self.shared.draining();
         let rules = self.shared.tenants.changes();
@@ -463,11 +463,11 @@ impl Shard {
             }
             let began = Instant::now();
             if connection.is_parked() {
-                connection.ask_again(&self.shared, &mut self.buffers);
+                connection.ask_again(&mut self.service);
             } else if !draining {
                 continue;
             }
-            let flushed = connection.flush(&mut self.buffers.slice, now);
+            let flushed = connection.flush(&mut self.service.slice, now);
             self.pay(index, began);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
@@ -706,8 +706,8 @@ impl Shard {
                 Err(error) => self.fail(index, error),
             },
             State::Connected(connection) => {
-                let received = connection.receive(&self.shared, &mut self.buffers, now);
-                if !self.buffers.posts.is_empty() {
+                let received = connection.receive(&mut self.service, now);
+                if !self.service.posts.is_empty() {
                     // Others have waited for these: they leave before the connection's own answers.
                     self.hand_out(now);
                 }
@@ -725,19 +725,19 @@ impl Shard {
                 let flushed = if connection.sends() && received.is_ok() {
                     Ok(())
                 } else {
-                    connection.flush(&mut self.buffers.slice, now).map(drop)
+                    connection.flush(&mut self.service.slice, now).map(drop)
                 };
                 self.after(index, received.and_then(|turn| flushed.map(|()| turn)));
             }
         }
     }
 
-    /// Brings the queue replies in the scratch buffers to their connections and sends them, those of one
+    /// Brings the queue replies in the service to their connections and sends them, those of one
     /// connection in one go.
     fn hand_out(&mut self, now: Instant) {
         let (mut others, mut told) = (Vec::new(), Vec::new());
         let mut at = Instant::now();
-        for post in std::mem::take(&mut self.buffers.posts) {
+        for post in std::mem::take(&mut self.service.posts) {
             if post.shard != self.index {
                 others.push(post);
                 continue;
@@ -746,7 +746,7 @@ impl Shard {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == post.token >> 32 {
-                connection.told(&self.shared, &mut self.buffers, post);
+                connection.told(&mut self.service, post);
                 if !told.contains(&index) {
                     told.push(index);
                 }
@@ -755,7 +755,7 @@ impl Shard {
         }
         for index in told {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
-            let flushed = connection.flush(&mut self.buffers.slice, now);
+            let flushed = connection.flush(&mut self.service.slice, now);
             at = self.pay(index, at);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
@@ -764,11 +764,11 @@ impl Shard {
 
     /// A request has waited in a queue for long enough.
     fn sound_alarm(&mut self, now: Instant) {
-        self.buffers.alarm = None;
+        self.service.alarm = None;
         for index in 0..self.slots.len() {
             if let State::Connected(connection) = &self.slots[index].state {
                 let began = Instant::now();
-                connection.queue_alarm(&self.shared, &mut self.buffers);
+                connection.queue_alarm(&mut self.service);
                 self.pay(index, began);
             }
         }
@@ -873,8 +873,8 @@ impl Shard {
                 State::Connected(connection) => {
                     if connection.is_parked() {
                         let began = Instant::now();
-                        connection.ask_again(&self.shared, &mut self.buffers);
-                        let flushed = connection.flush(&mut self.buffers.slice, now);
+                        connection.ask_again(&mut self.service);
+                        let flushed = connection.flush(&mut self.service.slice, now);
                         self.pay(index, began);
                         self.after(index, flushed.map(|_| Turn::Idle));
                         continue;
@@ -931,7 +931,7 @@ impl Shard {
             End::Silent | End::Stuck => self.shared.log_peer_error("disconnected", Some(&peer), end),
         }
         // What is queued, perhaps the reason, leaves if the socket takes it.
-        let _ = connection.flush(&mut self.buffers.slice, Instant::now());
+        let _ = connection.flush(&mut self.service.slice, Instant::now());
         self.let_go(connection.link().peer(), connection.link().socket());
         connection.close(&self.shared);
         self.shares.leave(index);

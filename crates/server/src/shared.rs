@@ -1,20 +1,21 @@
 //! What all threads of a server share.
 
 use super::closer::Closer;
-use super::connection::Refused;
 use super::copy_worker::{self, CopyTable, Delivered, Order};
 use super::unauthenticated::PeerLog;
 use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
-use crate::connection::published::PublishedMemories;
-use crate::connection::update::LeftUpdate;
-use crate::reaper::Task;
+use crate::published::PublishedMemories;
+use crate::refused::Refused;
 use crate::store::PageStore;
 use crate::tenants::{LeaseLog, Tenant, Tenants};
-use rampool_lease::{Charges, ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
+use rampool_lease::{
+    Charges, ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, QueueOutput, SpaceUsage,
+    StoredPage, Tick,
+};
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Handshake, Means, Peer};
-use rampool_wire::frame::{LeaseId, MemberId};
+use rampool_wire::frame::{LeaseId, MemberId, RegionId, Status};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
 use std::io;
@@ -69,7 +70,7 @@ pub(super) struct Lease {
     pub(super) copy_table: CopyTable,
     /// The transports of its members' connections, for the status.
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
-    pub(super) published: Mutex<PublishedMemories>,
+    published: Mutex<PublishedMemories>,
 }
 
 /// A lease's regions, and what is charged for them to its tenant.
@@ -179,6 +180,15 @@ pub(super) struct Counts {
     pub(super) bytes_out: AtomicU64,
 }
 
+/// What is left to the reaper.
+pub(super) enum Task {
+    Settle(Departed),
+    /// Freeing pages of this lease's freed regions has stopped halfway.
+    Bury(LeaseId),
+    /// A connection has ended in the middle of an update.
+    Finish(Box<dyn FnOnce(&Shared) + Send>),
+}
+
 /// The answer to a request that waits in a queue, for its connection: argument and table.
 pub(super) struct Post {
     pub(super) shard: usize,
@@ -270,6 +280,10 @@ impl Lease {
         if means.get(&member).is_some_and(|(of, _)| *of == connection) {
             means.remove(&member);
         }
+    }
+
+    pub(super) fn published(&self) -> MutexGuard<'_, PublishedMemories> {
+        lock(&self.published)
     }
 
     pub(super) fn means_of(&self, member: MemberId) -> Option<Means> {
@@ -377,9 +391,9 @@ impl Shared {
         self.leave_to_reaper(Task::Bury(lease));
     }
 
-    /// Lets the reaper finish an update whose connection has ended.
-    pub(super) fn finish_later(&self, left: LeftUpdate) {
-        self.leave_to_reaper(Task::Update(Box::new(left)));
+    /// Lets the reaper finish what a connection has begun.
+    pub(super) fn finish_later(&self, finish: Box<dyn FnOnce(&Shared) + Send>) {
+        self.leave_to_reaper(Task::Finish(finish));
     }
 
     fn leave_to_reaper(&self, task: Task) {
@@ -448,9 +462,45 @@ impl Shared {
 
     fn tell_queues(&self, mut space: Space<'_>) {
         let mut posts = Posts::new();
-        super::connection::queue::collect(self, &mut space, &mut posts);
+        self.collect(&mut space, &mut posts);
         drop(space);
         self.post(posts);
+    }
+
+    /// Fetches the replies of a lease's queues while the lease is locked. Frames of released bodies go back to
+    /// the store.
+    pub(super) fn collect(&self, space: &mut LeaseSpace, posts: &mut Posts) {
+        let mut released = Vec::new();
+        while let Some(output) = space.poll_queues(&mut released) {
+            let (to, result) = match output {
+                QueueOutput::Pushed { to, number, body_at } => {
+                    (to, Ok((number, body_at.map_or_else(Vec::new, |at| at.to_le_bytes().to_vec()))))
+                }
+                QueueOutput::Taken { to, queue, numbers } => {
+                    let mut table = Vec::with_capacity(numbers.len() * 128);
+                    numbers
+                        .iter()
+                        .for_each(|number| space.queues().delivery(queue, *number).encode(&mut table));
+                    (to, Ok((numbers.len() as u64, table)))
+                }
+                QueueOutput::Body { to, there } => (to, Ok((u64::from(there), Vec::new()))),
+                QueueOutput::Failed { to, error } => (to, Err(Refused::from(error))),
+                _ => continue,
+            };
+            posts.push(Post { shard: to.origin.0, token: to.origin.1, request: to.request, result });
+        }
+        self.store.release(&released);
+    }
+
+    /// Bytes of a region were stored: this may complete a body that a receiver waits for.
+    pub(super) fn bytes_came(
+        &self,
+        space: &mut LeaseSpace,
+        posts: &mut Posts,
+        (region, from, bytes): (RegionId, u64, u64),
+    ) {
+        space.bytes_came(region, from, bytes);
+        self.collect(space, posts);
     }
 
     /// Brings answers of queues to their shards.
@@ -464,6 +514,18 @@ impl Shared {
         for (shard, _) in self.shards.iter().zip(rings).filter(|(_, rings)| *rings) {
             shard.ring();
         }
+    }
+
+    /// Where a page's bytes are for sending, and how many: as stored, or unpacked if `compressed` ones may not
+    /// travel. The frame comes with a reference of its own.
+    pub(super) fn present(
+        &self,
+        arena: usize,
+        page: &StoredPage,
+        compressed: bool,
+    ) -> Result<(FrameIndex, u32), Refused> {
+        let presented = self.store.present(arena, page, compressed)?;
+        presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))
     }
 
     /// Closes an unused descriptor on another thread, because that may take long.

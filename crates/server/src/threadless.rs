@@ -3,9 +3,9 @@
 //!
 //! Connections are socket pairs. What a client writes and what it is answered are bytes.
 
-use super::connection::{Connection, End, ScratchBuffers, Turn};
-use super::reaper::{Task, give_up, perform};
-use super::shared::{Lease, Shared};
+use super::connection::{Connection, End, Service, Turn};
+use super::reaper::{give_up, perform};
+use super::shared::{Lease, Shared, Task};
 use super::{Blocks, ServerConfig, copy_worker};
 use rampool_lease::{ConnectionNumber, Tick};
 use rampool_net::transport::{Handshake, LocalPolicy, Stream};
@@ -22,13 +22,13 @@ use std::time::Instant;
 const MOST_TURNS: usize = 1_000_000;
 
 pub struct Threadless {
-    shared: Shared,
+    shared: Arc<Shared>,
     tasks: Receiver<Task>,
     /// What the reaper has not done yet.
     waiting: Vec<Task>,
     /// Nobody carries them out.
     _copies: Receiver<copy_worker::Duty>,
-    buffers: ScratchBuffers,
+    service: Service,
     /// A connection's number is its place; those that are over leave it empty.
     connections: Vec<Option<(Connection, UnixStream)>>,
 }
@@ -50,8 +50,9 @@ impl Threadless {
         let store = super::new_store(&config);
         let (shared, tasks, copies) = Shared::new(config, store).expect("a descriptor");
         shared.offer(Blocks::open(&shared, &shared.config.block).expect("there are no exports"));
-        let (waiting, buffers) = (Vec::new(), ScratchBuffers::default());
-        Self { shared, tasks, waiting, _copies: copies, buffers, connections: Vec::new() }
+        let shared = Arc::new(shared);
+        let (waiting, service) = (Vec::new(), Service::new(Arc::clone(&shared)));
+        Self { shared, tasks, waiting, _copies: copies, service, connections: Vec::new() }
     }
 
     // --- connections ----------------------------------------------------------------------------------
@@ -111,12 +112,12 @@ impl Threadless {
     fn turn(&mut self, number: usize) -> Option<Turn> {
         let now = Instant::now();
         let (connection, _) = self.connections[number].as_mut()?;
-        let turn = connection.receive(&self.shared, &mut self.buffers, now);
-        for post in std::mem::take(&mut self.buffers.posts) {
+        let turn = connection.receive(&mut self.service, now);
+        for post in std::mem::take(&mut self.service.posts) {
             self.bring(post);
         }
         let (connection, _) = self.connections[number].as_mut()?;
-        let flushed = connection.flush(&mut self.buffers.slice, now).map(drop);
+        let flushed = connection.flush(&mut self.service.slice, now).map(drop);
         match turn.and_then(|turn| flushed.map(|()| turn)) {
             Ok(turn) => Some(turn),
             Err(end) => {
@@ -129,7 +130,7 @@ impl Threadless {
     fn bring(&mut self, post: super::shared::Post) {
         let to = usize::try_from(post.token).expect("a number of a connection");
         if let Some(Some((connection, _))) = self.connections.get_mut(to) {
-            connection.told(&self.shared, &mut self.buffers, post);
+            connection.told(&mut self.service, post);
         }
     }
 
@@ -158,10 +159,10 @@ impl Threadless {
             let posts = std::mem::take(&mut *super::shared::lock(&self.shared.shards[0].posts));
             posts.into_iter().for_each(|post| self.bring(post));
             if let Some((connection, _)) = &mut self.connections[place] {
-                connection.queue_alarm(&self.shared, &mut self.buffers);
-                connection.ask_again(&self.shared, &mut self.buffers);
+                connection.queue_alarm(&mut self.service);
+                connection.ask_again(&mut self.service);
             }
-            for post in std::mem::take(&mut self.buffers.posts) {
+            for post in std::mem::take(&mut self.service.posts) {
                 self.bring(post);
             }
             let _ = self.turn(place);

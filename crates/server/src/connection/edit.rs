@@ -1,9 +1,9 @@
 //! Pages of one region, changed while its lease is locked. They are made ready first: each in a frame to which
 //! only the page table refers.
 
-use super::Refused;
-use super::gather::{LINE_BYTES, ZEROES};
 use super::update::Part;
+use crate::collect::{LINE_BYTES, ZEROES};
+use crate::refused::Refused;
 use crate::shared::Shared;
 use rampool_lease::{FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage};
 use rampool_wire::elements::combine;
@@ -12,22 +12,31 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 /// Changes pages of one region while its lease is locked.
 pub(super) struct Edit<'a> {
-    pub(super) shared: &'a Shared,
-    pub(super) arena: usize,
-    pub(super) member: MemberId,
-    pub(super) region: RegionId,
-    pub(super) space: &'a mut LeaseSpace,
+    shared: &'a Shared,
+    arena: usize,
+    member: MemberId,
+    region: RegionId,
+    space: &'a mut LeaseSpace,
+    /// Frames of pages that were replaced, for its user to release when the lease is unlocked.
+    pub(super) released: Vec<FrameIndex>,
 }
 
-impl Edit<'_> {
-    /// Makes pages ready to be changed in part, and stores whole pages, as long as there are any: all or
-    /// nothing. The `whole` ones stay the caller's with an error.
+impl<'a> Edit<'a> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        arena: usize,
+        (member, region): (MemberId, RegionId),
+        space: &'a mut LeaseSpace,
+    ) -> Self {
+        Self { shared, arena, member, region, space, released: Vec::new() }
+    }
+
+    /// Makes pages ready to be changed in part, and stores `whole` pages: all or nothing. Those stay the
+    /// caller's with an error.
     pub(super) fn own(
         &mut self,
         in_part: impl Iterator<Item = PageIndex>,
-        part: &Part,
-        whole: &[StoredPage],
-        released: &mut Vec<FrameIndex>,
+        whole: impl Iterator<Item = (PageIndex, StoredPage)>,
     ) -> Result<(), Refused> {
         let (mut pages, mut last) = (Vec::new(), None);
         for page in in_part {
@@ -35,38 +44,20 @@ impl Edit<'_> {
                 pages.push(page);
             }
         }
-        if pages.is_empty() && whole.is_empty() {
-            return Ok(());
-        }
-        let mut list = self.copies(pages, &mut Vec::new())?;
+        let mut list = if pages.is_empty() { Vec::new() } else { self.copies(pages)? };
         let made = list.len();
-        list.extend(part.whole.iter().copied().zip(whole.iter().copied()));
-        let mut frames = Vec::new();
-        let entered = self.enter(&list, &mut frames, released);
-        if entered.is_err() {
-            self.shared.store.release(&frames[..made]);
-        }
-        entered
-    }
-
-    /// Makes pages ready to be changed in part.
-    pub(super) fn own_pages(
-        &mut self,
-        pages: Vec<PageIndex>,
-        frames: &mut Vec<FrameIndex>,
-        released: &mut Vec<FrameIndex>,
-    ) -> Result<(), Refused> {
-        let mut wanting = Vec::new();
-        for page in pages {
-            if !self.is_ready(page)? {
-                wanting.push(page);
-            }
-        }
-        if wanting.is_empty() {
+        list.extend(whole);
+        if list.is_empty() {
             return Ok(());
         }
-        let list = self.copies(wanting, &mut Vec::new())?;
-        self.enter(&list, frames, released)
+        let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
+        let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
+        let entered = self.space.put(self.member, self.region, &extents, &pages, &mut self.released);
+        if entered.is_err() {
+            let frames: Vec<FrameIndex> = list[..made].iter().map(|(_, page)| page.frame).collect();
+            self.shared.store.release(&frames);
+        }
+        Ok(entered?)
     }
 
     pub(super) fn is_ready(&self, page: PageIndex) -> Result<bool, SpaceError> {
@@ -75,65 +66,41 @@ impl Edit<'_> {
     }
 
     /// A copy of each page, in a frame with no other reference.
-    pub(super) fn copies(
-        &self,
-        mut pages: Vec<PageIndex>,
-        frames: &mut Vec<FrameIndex>,
-    ) -> Result<Vec<(PageIndex, StoredPage)>, Refused> {
+    fn copies(&self, mut pages: Vec<PageIndex>) -> Result<Vec<(PageIndex, StoredPage)>, Refused> {
         pages.sort_unstable();
         pages.dedup();
         let lens = vec![u32::try_from(OS_PAGE_BYTES).expect("4096"); pages.len()];
-        let full = || Refused::new(Status::PoolFull, "the server's memory is full of pages on their way");
-        if !self.shared.store.take(self.arena, &lens, frames) {
-            return Err(full());
+        let (store, mut frames) = (&self.shared.store, Vec::new());
+        if !store.take(self.arena, &lens, &mut frames) {
+            let said = "the server's memory is full of pages on their way";
+            return Err(Refused::new(Status::PoolFull, said));
         }
-        let store = &self.shared.store;
-        let mut list = Vec::with_capacity(pages.len());
-        for (page, frame) in pages.iter().zip(frames.iter()) {
-            let target = store.memory(*frame);
-            let fill = |from: *const u8| {
-                // SAFETY: a frame that was just taken, of 4096 bytes; the source is another page, which is
-                // not written while the lease is locked.
-                unsafe { std::ptr::copy_nonoverlapping(from, target, OS_PAGE_BYTES) };
-            };
-            let state = self
-                .space
-                .page_state(self.member, self.region, *page)
-                .expect("the region was there a moment ago");
-            let (PageState::Own(old) | PageState::Shared(old)) = state else {
-                fill(ZEROES.as_ptr());
-                list.push((*page, store.settle_plain(*frame, ZERO_PAGE_CRC)));
-                continue;
-            };
-            let presented = match store.present(self.arena, &old, false) {
-                Ok(Some((source, _))) => source,
-                other => {
-                    store.release(frames);
-                    return Err(other
-                        .err()
-                        .map_or_else(full, |error| Refused::new(Status::BadRequest, error)));
-                }
-            };
-            fill(store.memory(presented));
-            store.release(&[presented]);
-            list.push((*page, store.settle_plain(*frame, old.crc)));
+        let copies = pages.iter().zip(&frames).map(|(page, frame)| Ok((*page, self.copy(*page, *frame)?)));
+        let copies: Result<_, Refused> = copies.collect();
+        if copies.is_err() {
+            store.release(&frames);
         }
-        Ok(list)
+        copies
     }
 
-    /// Enters pages into the tables; with an error none, and then their frames are appended to `frames`.
-    pub(super) fn enter(
-        &mut self,
-        list: &[(PageIndex, StoredPage)],
-        frames: &mut Vec<FrameIndex>,
-        released: &mut Vec<FrameIndex>,
-    ) -> Result<(), Refused> {
-        let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
-        let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
-        self.space.put(self.member, self.region, &extents, &pages, released).map_err(|error| {
-            frames.extend(list.iter().map(|(_, page)| page.frame));
-            error.into()
-        })
+    fn copy(&self, page: PageIndex, frame: FrameIndex) -> Result<StoredPage, Refused> {
+        let store = &self.shared.store;
+        let target = store.memory(frame);
+        let fill = |from: *const u8| {
+            // SAFETY: a frame that was just taken, of 4096 bytes; the source is another page, which is not
+            // written while the lease is locked.
+            unsafe { std::ptr::copy_nonoverlapping(from, target, OS_PAGE_BYTES) };
+        };
+        let state =
+            self.space.page_state(self.member, self.region, page).expect("the region was there a moment ago");
+        let (PageState::Own(old) | PageState::Shared(old)) = state else {
+            fill(ZEROES.as_ptr());
+            return Ok(store.settle_plain(frame, ZERO_PAGE_CRC));
+        };
+        let (source, _) = self.shared.present(self.arena, &old, false)?;
+        fill(store.memory(source));
+        store.release(&[source]);
+        Ok(store.settle_plain(frame, old.crc))
     }
 
     /// Carries out the staged operation on these pieces, whose bytes begin at `at` of the staging. Returns
@@ -181,7 +148,7 @@ impl Edit<'_> {
         }
     }
 
-    pub(super) fn patch_in(
+    fn patch_in(
         &mut self,
         piece: Piece,
         page: StoredPage,

@@ -1,14 +1,11 @@
-//! Leases: to open, to resize, to join one.
+//! Leases: to open, to resize, to join, to leave one.
 
-use super::held::Held;
-use super::{Connection, Membership, Paused, Refused, ScratchBuffers};
+use super::{Connection, End, Fail, Handled, Membership, Service, Step, Work, tell};
+use crate::refused::Refused;
 use crate::shared::{Lease, Shared};
 use rampool_lease::{AttachError, ConnectionNumber, OpenError, ResizeError, resize_lease};
 use rampool_net::key::random_bytes;
-use rampool_net::transport::Urgency;
-use rampool_wire::frame::{
-    AttachLease, Granted, Header, LeaseToken, MemberId, OpenLease, Status, WireError, encode_frame,
-};
+use rampool_wire::frame::{AttachLease, Granted, Header, LeaseToken, MemberId, OpenLease, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,72 +22,75 @@ pub(super) struct Parked {
     until: Instant,
 }
 
-pub(super) enum Ask {
+enum Ask {
     Open(OpenLease),
     Resize(u64),
 }
 
-/// The result of asking for memory.
-pub(super) enum Asked {
-    Granted(Box<Granted>),
-    Resized,
+/// Memory that is not given.
+enum Denied {
     Refused(Refused),
-    /// The memory is about to be free.
+    /// It is about to be free.
     Later(Refused),
 }
 
+impl<E: Into<Refused>> From<E> for Denied {
+    fn from(error: E) -> Self {
+        Denied::Refused(error.into())
+    }
+}
+
 /// A member in the directory, that is not yet one in its lease.
-pub(super) struct Attaching {
-    pub(super) header: Header,
-    pub(super) lease: Arc<Lease>,
-    pub(super) member: MemberId,
-    pub(super) connection: ConnectionNumber,
-    pub(super) token: LeaseToken,
-    pub(super) lease_bytes: u64,
+struct Attaching {
+    lease: Arc<Lease>,
+    member: MemberId,
+    connection: ConnectionNumber,
+    token: LeaseToken,
+    lease_bytes: u64,
 }
 
 impl Connection {
+    pub(super) fn open_lease(&mut self, service: &mut Service, header: Header) -> Handled {
+        let request = OpenLease::parse(self.link.table())?;
+        self.ask(service, header, Ask::Open(request), None)
+    }
+
+    pub(super) fn resize_lease(&mut self, service: &mut Service, header: Header) -> Handled {
+        self.ask(service, header, Ask::Resize(header.arg), None)
+    }
+
     /// Asks for memory, and replies, unless the memory is about to be given back: then the request waits
     /// until `until` at the latest.
-    pub(super) fn ask(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-        ask: Ask,
-        until: Option<Instant>,
-    ) {
-        let asked = if self.parked.is_some() {
-            Asked::Refused(Refused::new(
-                Status::BadRequest,
-                "another request for memory of this connection waits",
-            ))
-        } else {
-            match &ask {
-                Ask::Open(request) => self.open(shared, request),
-                Ask::Resize(bytes) => self.resize(shared, *bytes),
-            }
+    fn ask(&mut self, service: &mut Service, header: Header, ask: Ask, until: Option<Instant>) -> Handled {
+        if self.parked.is_some() {
+            let said = "another request for memory of this connection waits";
+            return Err(Refused::new(Status::BadRequest, said).into());
+        }
+        let asked = match &ask {
+            Ask::Open(request) => self.open(service, header, request),
+            Ask::Resize(bytes) => self.resize(service, header, *bytes),
         };
         match asked {
-            Asked::Granted(granted) => self.grant(buffers, header, &granted),
-            Asked::Resized => self.answer(shared, buffers, header, Ok(0)),
-            Asked::Refused(refused) => self.refuse(buffers, header, &refused, shared),
-            Asked::Later(refused) => {
+            Ok(()) => Ok(()),
+            Err(Denied::Refused(refused)) => Err(refused.into()),
+            Err(Denied::Later(refused)) => {
                 let now = Instant::now();
                 let until = until.unwrap_or(now + LEASE_WAIT);
-                if now < until {
-                    self.parked = Some(Parked { header, ask, until });
-                } else {
-                    self.refuse(buffers, header, &refused, shared);
+                if now >= until {
+                    return Err(refused.into());
                 }
+                self.parked = Some(Parked { header, ask, until });
+                Ok(())
             }
         }
     }
 
     /// Retries what had to wait; called when a lease has closed, and now and then for the deadline.
-    pub(crate) fn ask_again(&mut self, shared: &Shared, buffers: &mut ScratchBuffers) {
-        if let Some(Parked { header, ask, until }) = self.parked.take() {
-            self.ask(shared, buffers, header, ask, Some(until));
+    pub(crate) fn ask_again(&mut self, service: &mut Service) {
+        if let Some(Parked { header, ask, until }) = self.parked.take()
+            && let Err(Fail::Refused(refused)) = self.ask(service, header, ask, Some(until))
+        {
+            self.refuse(service, header, &refused);
         }
     }
 
@@ -98,200 +98,202 @@ impl Connection {
         self.parked.is_some()
     }
 
-    pub(super) fn grant(&mut self, buffers: &mut ScratchBuffers, header: Header, granted: &Granted) {
-        buffers.head.clear();
-        encode_frame(&mut buffers.head, header.reply(Status::Ok), &granted.encode(), 0);
-        self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
-    }
-
-    pub(super) fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
-        if let Some(refused) = self.sits_already() {
-            return Asked::Refused(refused);
-        }
+    fn open(&mut self, service: &mut Service, header: Header, request: &OpenLease) -> Result<(), Denied> {
+        self.has_no_lease()?;
+        let shared = &service.shared;
         if shared.draining() {
-            return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
+            return Err(Refused::new(Status::Draining, "the server is stopping").into());
         }
         if shared.short_of_memory() {
             self.audit_refused(shared, request, &SHORT_OF_MEMORY);
-            return Asked::Refused(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY));
+            return Err(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY).into());
         }
         let token = LeaseToken(random_bytes());
         let opened = shared.directory().open(self.tenant.name, request, token);
-        match opened {
-            Ok((id, member)) => {
-                let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
-                lease.space().member_joined(member, ConnectionNumber::FIRST);
-                shared.add_lease(Arc::clone(&lease));
-                if shared.may_log("lease granted", self.tenant.name) {
-                    let generation = self.identity.map(|tenant| tenant.generation);
-                    let OpenLease { bytes, name, host, pid } = request;
-                    tracing::info!(tenant = %self.tenant_name(), generation, lease = id.0, bytes, name, host, pid,
-                        peer = %self.link.peer(), "lease granted");
+        let (id, member) = opened.map_err(|error| {
+            let (status, arg) = match error {
+                OpenError::TooLarge { free } | OpenError::Closing { free, .. } => {
+                    (Status::LeaseRefused, free)
                 }
-                Asked::Granted(Box::new(self.sit(
-                    shared,
-                    lease,
-                    (member, ConnectionNumber::FIRST),
-                    token,
-                    request.bytes,
-                )))
+                OpenError::OverQuota(over) => (Status::LeaseRefused, over.left()),
+                OpenError::TooManyOfTenant(over) => (Status::LimitReached, over.left()),
+                OpenError::Empty => (Status::BadRequest, 0),
+                _ => (Status::LimitReached, 0),
+            };
+            let message = format!("a lease of {} bytes does not fit: {error}", request.bytes);
+            let refused = Refused { status, arg, message };
+            if matches!(error, OpenError::Closing { .. }) {
+                tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error,
+                    "lease waits");
+                return Denied::Later(refused);
             }
-            Err(error) => {
-                let (status, arg) = match error {
-                    OpenError::TooLarge { free } | OpenError::Closing { free, .. } => {
-                        (Status::LeaseRefused, free)
-                    }
-                    OpenError::OverQuota(over) => (Status::LeaseRefused, over.left()),
-                    OpenError::TooManyOfTenant(over) => (Status::LimitReached, over.left()),
-                    OpenError::Empty => (Status::BadRequest, 0),
-                    _ => (Status::LimitReached, 0),
-                };
-                let refused = Refused {
-                    status,
-                    arg,
-                    message: format!("a lease of {} bytes does not fit: {error}", request.bytes),
-                };
-                if matches!(error, OpenError::Closing { .. }) {
-                    tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease waits");
-                    return Asked::Later(refused);
-                }
-                self.audit_refused(shared, request, &error);
-                Asked::Refused(refused)
-            }
+            self.audit_refused(shared, request, &error);
+            Denied::Refused(refused)
+        })?;
+        let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
+        lease.space().member_joined(member, ConnectionNumber::FIRST);
+        shared.add_lease(Arc::clone(&lease));
+        if shared.may_log("lease granted", self.tenant.name) {
+            let generation = self.identity.map(|tenant| tenant.generation);
+            let OpenLease { bytes, name, host, pid } = request;
+            tracing::info!(tenant = %self.tenant_name(), generation, lease = id.0, bytes, name, host, pid,
+                peer = %self.link.peer(), "lease granted");
         }
+        let (connection, lease_bytes) = (ConnectionNumber::FIRST, request.bytes);
+        self.join(service, header, &Attaching { lease, member, connection, token, lease_bytes });
+        Ok(())
     }
 
     /// One line, unless the same was said within this minute.
-    pub(super) fn audit_refused(&self, shared: &Shared, request: &OpenLease, error: &dyn std::fmt::Display) {
+    fn audit_refused(&self, shared: &Shared, request: &OpenLease, error: &dyn std::fmt::Display) {
         let (tenant, bytes) = (self.tenant_name(), request.bytes);
         let error = format!("tenant {tenant}, {bytes} bytes: {error}");
         shared.log_peer_error("lease refused", Some(self.link.peer()), &error);
     }
 
-    pub(super) fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
-        let membership = match self.membership() {
-            Ok(membership) => membership,
-            Err(refused) => return Asked::Refused(refused),
-        };
-        let mut space = match membership.space() {
-            Ok(space) => space,
-            Err(error) => return Asked::Refused(error.into()),
-        };
-        if shared.short_of_memory() && bytes > space.usage().limit_bytes {
-            return Asked::Refused(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY));
+    fn resize(&mut self, service: &mut Service, header: Header, bytes: u64) -> Result<(), Denied> {
+        let membership = self.membership()?;
+        let mut space = membership.space()?;
+        if service.shared.short_of_memory() && bytes > space.usage().limit_bytes {
+            return Err(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY).into());
         }
-        let mut directory = shared.directory();
-        let Err(error) = resize_lease(&mut directory, &mut space, membership.lease.id, bytes) else {
-            return Asked::Resized;
-        };
-        let (status, arg) = match error {
-            ResizeError::TooLarge { free } | ResizeError::Closing { free, .. } => {
-                (Status::LeaseRefused, free)
-            }
-            ResizeError::OverQuota(over) => (Status::LeaseRefused, over.left()),
-            ResizeError::InUse { used } => (Status::PoolFull, used),
-            ResizeError::Empty => (Status::BadRequest, 0),
-            _ => (Status::NoSuchLease, 0),
-        };
-        let refused = Refused { status, arg, message: error.to_string() };
-        if matches!(error, ResizeError::Closing { .. }) {
-            Asked::Later(refused)
-        } else {
-            Asked::Refused(refused)
-        }
+        let mut directory = service.shared.directory();
+        let resized = resize_lease(&mut directory, &mut space, membership.lease.id, bytes);
+        drop((directory, space));
+        resized.map_err(|error| {
+            let (status, arg) = match error {
+                ResizeError::TooLarge { free } | ResizeError::Closing { free, .. } => {
+                    (Status::LeaseRefused, free)
+                }
+                ResizeError::OverQuota(over) => (Status::LeaseRefused, over.left()),
+                ResizeError::InUse { used } => (Status::PoolFull, used),
+                ResizeError::Empty => (Status::BadRequest, 0),
+                _ => (Status::NoSuchLease, 0),
+            };
+            let refused = Refused { status, arg, message: error.to_string() };
+            let is_later = matches!(error, ResizeError::Closing { .. });
+            if is_later { Denied::Later(refused) } else { Denied::Refused(refused) }
+        })?;
+        self.answer(service, header, Ok(0));
+        Ok(())
     }
 
-    /// Becomes a member in the directory; [`Connection::go_on_attaching`] follows.
-    pub(super) fn attach(
-        &mut self,
-        shared: &Shared,
-        header: Header,
-    ) -> Result<Result<Attaching, Refused>, WireError> {
+    /// Becomes a member in the directory, and then in the lease.
+    pub(super) fn attach_lease(&mut self, service: &mut Service, header: Header) -> Handled {
         let request = AttachLease::parse(self.link.table())?;
-        if let Some(refused) = self.sits_already() {
-            return Ok(Err(refused));
-        }
+        self.has_no_lease()?;
+        let shared = &service.shared;
         // Only for this: the lease may be busy for long, and others need the directory.
         let attached = shared.directory().attach(self.tenant.name, &request);
-        Ok(match attached {
-            Ok((member, connection, bytes)) => {
-                let Some(lease) = shared.lease(request.lease) else {
-                    return Ok(Err(Refused::new(Status::MemberGone, AttachError::MemberGone)));
-                };
-                let (token, lease_bytes) = (request.token, bytes);
-                Ok(Attaching { header, lease, member, connection, token, lease_bytes })
-            }
-            Err(error) => {
-                shared.log_peer_error("could not join a lease", Some(self.link.peer()), &error);
-                let status = match error {
-                    AttachError::NoSuchLease => Status::NoSuchLease,
-                    AttachError::MemberGone => Status::MemberGone,
-                    _ => Status::LimitReached,
-                };
-                Err(Refused::new(status, error))
-            }
-        })
+        let (member, connection, lease_bytes) = attached.map_err(|error| {
+            shared.log_peer_error("could not join a lease", Some(self.link.peer()), &error);
+            let status = match error {
+                AttachError::NoSuchLease => Status::NoSuchLease,
+                AttachError::MemberGone => Status::MemberGone,
+                _ => Status::LimitReached,
+            };
+            Refused::new(status, error)
+        })?;
+        let lease = shared.lease(request.lease).ok_or_else(member_gone)?;
+        let token = request.token;
+        self.begin(service, header, Attaching { lease, member, connection, token, lease_bytes });
+        Ok(())
     }
 
-    /// Becomes a member in the lease as well, and answers; while another thread works on it, later: no other
-    /// connection of this shard waits for a lease that is none of its own.
-    pub(super) fn go_on_attaching(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        attaching: Box<Attaching>,
-    ) {
-        let Attaching { header, lease, member, connection, token, lease_bytes } = &*attaching;
-        let (header, member, connection) = (*header, *member, *connection);
-        match shared.attach_member(lease, member, connection) {
-            None => self.paused = Some(Paused::Attach(attaching)),
-            Some(false) => {
-                let gone = Refused::new(Status::MemberGone, AttachError::MemberGone);
-                self.refuse(buffers, header, &gone, shared);
-            }
-            Some(true) => {
-                if connection != ConnectionNumber::FIRST
-                    && shared.may_log("member reconnected", self.tenant.name)
-                {
-                    tracing::info!(tenant = %self.tenant_name(), lease = lease.id.0, member = member.0,
-                        peer = %self.link.peer(), "member reconnected");
-                }
-                let granted = self.sit(shared, Arc::clone(lease), (member, connection), *token, *lease_bytes);
-                self.grant(buffers, header, &granted);
-            }
-        }
+    fn has_no_lease(&self) -> Result<(), Refused> {
+        let has = self
+            .has_lease()
+            .then(|| Refused::new(Status::BadRequest, "this connection has its lease already"));
+        has.map_or(Ok(()), Err)
     }
 
-    pub(super) fn sits_already(&self) -> Option<Refused> {
-        self.has_lease().then(|| Refused::new(Status::BadRequest, "this connection has its lease already"))
-    }
-
-    pub(super) fn sit(
-        &mut self,
-        shared: &Shared,
-        lease: Arc<Lease>,
-        (member, connection): (MemberId, ConnectionNumber),
-        token: LeaseToken,
-        lease_bytes: u64,
-    ) -> Granted {
-        let ms = |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+    /// It works with this lease from now on.
+    fn join(&mut self, service: &mut Service, header: Header, joined: &Attaching) {
+        let Attaching { lease, member, connection, token, lease_bytes } = joined;
+        let config = &service.shared.config;
+        let ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
         let granted = Granted {
             lease: lease.id,
-            token,
-            member,
-            server: shared.server,
-            lease_bytes,
-            max_requests: shared.config.max_requests,
-            max_bytes: shared.config.max_bytes,
-            grace_ms: ms(shared.config.grace),
-            heartbeat_ms: ms(shared.config.heartbeat),
+            token: *token,
+            member: *member,
+            server: service.shared.server,
+            lease_bytes: *lease_bytes,
+            max_requests: config.max_requests,
+            max_bytes: config.max_bytes,
+            grace_ms: ms(config.grace),
+            heartbeat_ms: ms(config.heartbeat),
         };
-        lease.connected(member, connection, self.link.means());
+        lease.connected(*member, *connection, self.link.means());
         let counted = self.counted;
         self.count(0);
-        self.charged = Some(Arc::clone(&lease));
+        self.charged = Some(Arc::clone(lease));
         self.count(counted);
-        self.membership = Some(Membership { lease, member, connection });
-        granted
+        self.membership =
+            Some(Membership { lease: Arc::clone(lease), member: *member, connection: *connection });
+        tell(&mut self.link, &mut service.head, header.reply(Status::Ok), &granted.encode());
+    }
+
+    pub(super) fn goodbye(&mut self, service: &mut Service, header: Header) -> Handled {
+        let shared = &service.shared;
+        let own = self.membership.as_ref().map(|membership| membership.member.0);
+        // For another member of the lease, whose process is gone.
+        if header.arg != 0 && own != Some(header.arg) {
+            let lease = self.membership()?.lease.id;
+            if let Some(departed) = shared.directory().leave(lease, MemberId(header.arg)) {
+                tracing::debug!(lease = lease.0, member = header.arg, "dismissed");
+                shared.depart(departed);
+            }
+            self.answer(service, header, Ok(0));
+            return Ok(());
+        }
+        if let Some(Membership { lease, member, connection }) = self.membership.take() {
+            lease.disconnected(member, connection);
+            let mut directory = shared.directory();
+            let current = directory.is_current(lease.id, member, connection);
+            let departed = if current { directory.leave(lease.id, member) } else { None };
+            drop(directory);
+            departed.into_iter().for_each(|departed| shared.depart(departed));
+        }
+        self.answer(service, header, Ok(0));
+        Err(End::Goodbye.into())
+    }
+}
+
+fn member_gone() -> Refused {
+    Refused::new(Status::MemberGone, AttachError::MemberGone)
+}
+
+/// It becomes a member in the lease as well; while another thread works on that, later: no other connection of
+/// this shard waits for a lease that is none of its own.
+impl Work for Attaching {
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        let shared = &service.shared;
+        let Some(stays) = shared.attach_member(&self.lease, self.member, self.connection) else {
+            return Ok(Step::More);
+        };
+        if !stays {
+            return Err(member_gone());
+        }
+        let name = connection.tenant.name;
+        if self.connection != ConnectionNumber::FIRST && shared.may_log("member reconnected", name) {
+            tracing::info!(tenant = %connection.tenant_name(), lease = self.lease.id.0,
+                member = self.member.0, peer = %connection.link.peer(), "member reconnected");
+        }
+        connection.join(service, header, self);
+        Ok(Step::Done)
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn leave(self: Box<Self>, _: &Connection, shared: &Shared) {
+        let Self { lease, member, connection, .. } = *self;
+        shared.directory().disconnected(shared.now(), lease.id, member, connection);
     }
 }

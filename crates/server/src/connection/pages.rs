@@ -1,310 +1,288 @@
 //! Whole pages: `Get`, `Put`, `Discard`. They leave from their frames, and arrive in theirs.
 
-use super::held::Held;
 use super::{
-    Arriving, CHUNKS_AT_ONCE, Connection, End, LOOK_AT_CLOCK_AFTER, NO_LEASE, Paused, Refused,
-    ScratchBuffers, count, count_alone, no_lease,
+    Connection, Handled, LOOK_AT_CLOCK_AFTER, Pages, Service, Step, Work, count, count_read, count_written,
+    no_lease, tell,
 };
+use crate::held::Held;
+use crate::refused::Refused;
 use crate::shared::Shared;
-use rampool_lease::{FrameIndex, StoredPage};
+use crate::slice::Slice;
+use crate::store::Scratch;
+use rampool_lease::FrameIndex;
 use rampool_net::transport::{Piece, PieceMut, Urgency};
-use rampool_wire::frame::{Header, PageEntry, RegionId, Status, encode_frame, encode_get_reply, parse_put};
+use rampool_wire::frame::{Header, PageEntry, RegionId, Status, encode_get_reply, parse_extents, parse_put};
 use rampool_wire::places::{Place, push_places};
 use rampool_wire::session::features;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 
-/// A `Get` of packed pages that takes more than one turn.
-pub(super) struct Getting {
-    header: Header,
-    extents: Vec<Extent>,
-    entries: Vec<PageEntry>,
-    stored_at: Vec<Place>,
-    pub(super) frames: Vec<FrameIndex>,
-    pub(super) pieces: Vec<Piece>,
-}
+/// Times 512 pages that are discarded between two looks at the clock.
+const CHUNKS_AT_ONCE: usize = 2;
 
-/// A `Put` whose pages are all here, and go into their frames' final form.
-pub(super) struct Putting {
-    header: Header,
-    arrived: Arriving,
-    /// Those that are in it, in the order of the request.
-    pages: Vec<Option<StoredPage>>,
-    /// How many of the frames they took.
+/// A `Get`: holds pages, and sends them when it has all.
+struct Getting(Pages);
+
+/// A `Put` whose pages are all here: brings them into their final form, and then enters them.
+struct Putting {
+    pages: Pages,
+    /// How many of its frames are in it.
     settled: usize,
 }
 
-impl Putting {
-    /// What it holds.
-    pub(super) fn frames(&self) -> impl Iterator<Item = FrameIndex> {
-        let settled = self.pages.iter().flatten().map(|page| page.frame);
-        settled.chain(self.arrived.frames[self.settled..].iter().copied())
-    }
-}
+/// A `Discard`: makes pages zero, the last extents first.
+struct Discarding(Vec<Extent>);
+
+/// What came with a request is not wanted.
+pub(super) struct Refusing(pub(super) Refused);
 
 impl Connection {
-    pub(super) fn get(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        buffers.stored_at.clear();
-        buffers.entries.clear();
-        buffers.frames.clear();
-        buffers.pieces.clear();
-        self.present(shared, buffers, header);
+    pub(super) fn get(&mut self, service: &mut Service, header: Header) -> Handled {
+        let mut pages = service.pages.take();
+        parse_extents(&header, self.link.table(), &mut pages.extents)?;
+        self.begin(service, header, Getting(pages));
+        Ok(())
     }
 
-    pub(super) fn go_on_getting(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, getting: Getting) {
-        let Getting { header, extents, entries, stored_at, frames, pieces } = getting;
-        (buffers.extents, buffers.entries, buffers.stored_at, buffers.frames, buffers.pieces) =
-            (extents, entries, stored_at, frames, pieces);
-        self.present(shared, buffers, header);
-    }
-
-    /// Holds the pages of a `Get` from where it stopped, and sends them when it has all.
-    pub(super) fn present(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
+    /// The table of a `Put`: takes frames for the pages and lets them come.
+    pub(super) fn put(&mut self, service: &mut Service, header: Header) -> Handled {
         let compressed = self.link.features() & features::LZ4 != 0;
-        let tells_places = self.link.features() & features::PLACES != 0;
-        buffers.pages.clear();
-        let counts = &shared.shards[self.arena].counts;
-        let (link, mut locked) = (&mut self.link, None);
-        let result = self.membership.as_ref().ok_or_else(no_lease).and_then(|membership| {
-            let space = membership.space()?;
-            space.look_up(
-                membership.member,
-                RegionId(header.region),
-                &buffers.extents,
-                &mut buffers.pages,
-            )?;
-            let copied = buffers.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
-            let done = buffers.entries.len();
-            // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
-            // that stays. What the link copies is copied before.
-            for page in &buffers.pages[done..] {
-                if buffers.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
-                    && buffers.slice.is_over()
-                {
-                    return Ok(false);
-                }
-                if tells_places {
-                    let place = page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
-                    buffers.stored_at.push(place);
-                }
-                let Some(page) = page else {
-                    buffers.entries.push(PageEntry::ZERO);
-                    continue;
-                };
-                if copied && usize::from(page.len) == OS_PAGE_BYTES {
-                    buffers.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
-                    buffers.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
-                    continue;
-                }
-                let presented = shared
-                    .store
-                    .present(self.arena, page, compressed)
-                    .map_err(|e| Refused::new(Status::BadRequest, e))?;
-                let (frame, len) =
-                    presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
-                buffers.frames.push(frame);
-                buffers.entries.push(PageEntry { crc: page.crc, len });
-                buffers.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
-            }
-            let bytes = buffers.entries.iter().map(|entry| u64::from(entry.len)).sum();
-            for counts in [counts, &membership.lease.counts] {
-                count_alone(&counts.gets, 1);
-                count_alone(&counts.got_pages, buffers.pages.len() as u64);
-                count_alone(&counts.bytes_out, bytes);
-            }
-            locked = copied.then_some(space);
-            Ok(true)
-        });
-        if matches!(result, Ok(false)) {
-            let mut take = || std::mem::take(&mut buffers.extents);
-            self.paused = Some(Paused::Get(Box::new(Getting {
-                header,
-                extents: take(),
-                entries: std::mem::take(&mut buffers.entries),
-                stored_at: std::mem::take(&mut buffers.stored_at),
-                frames: std::mem::take(&mut buffers.frames),
-                pieces: std::mem::take(&mut buffers.pieces),
-            })));
-            return;
+        let mut pages = service.pages.take();
+        parse_put(&header, self.link.table(), compressed, &mut pages.extents, &mut pages.entries)?;
+        let lens = pages.entries.iter().map(|entry| entry.len).filter(|len| *len > 0);
+        service.lens.clear();
+        service.lens.extend(lens);
+        service.places.clear();
+        if let Err(refused) = self.take_frames(service, &mut pages.frames) {
+            self.sink(service, header, refused);
+            return Ok(());
         }
-        let held = Held::frames(&shared.store, &buffers.frames);
-        match result {
-            Ok(_) => {
-                buffers.head.clear();
-                encode_get_reply(
-                    &mut buffers.head,
-                    header.reply(Status::Ok),
-                    &buffers.entries,
-                    &buffers.stored_at,
-                );
-                // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
-                // copies the page at once, and then the page is the table's for as long as the lease is
-                // locked; settled frames are not written.
-                unsafe { link.send(Urgency::Demand, &buffers.head, &buffers.pieces, held) };
-                drop(locked);
-            }
-            Err(refused) => {
-                drop(locked);
-                self.refuse(buffers, header, &refused, shared);
-            }
-        }
-    }
-
-    /// Table of a `Put`: takes frames for the pages and lets them come.
-    pub(super) fn begin_put(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-    ) -> Result<(), End> {
-        let compressed = self.link.features() & features::LZ4 != 0;
-        let arriving = &mut self.arriving;
-        let parsed =
-            parse_put(&header, self.link.table(), compressed, &mut arriving.extents, &mut arriving.entries);
-        if let Err(error) = parsed {
-            return Err(self.protocol_error(shared, buffers, header, error.into()));
-        }
-        assert!(arriving.frames.is_empty(), "one put arrives at a time");
-        arriving.refused = None;
-        if self.membership.is_none() {
-            arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
-        } else {
-            buffers.lens.clear();
-            buffers.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
-            if !shared.store.take(self.arena, &buffers.lens, &mut arriving.frames) {
-                arriving.refused = Some((
-                    Status::PoolFull,
-                    0,
-                    "the server's memory is full of pages on their way".to_owned(),
-                ));
-            }
-        }
-        buffers.places.clear();
-        if self.arriving.refused.is_some() {
-            buffers.lay_out_sink(header.bulk_len as usize);
-        } else {
-            let lens = self.arriving.entries.iter().map(|e| e.len as usize).filter(|len| *len > 0);
-            for (frame, len) in self.arriving.frames.iter().zip(lens) {
-                buffers.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
-            }
-        }
+        let memory = |(frame, len): (&FrameIndex, &u32)| PieceMut {
+            ptr: service.shared.store.memory(*frame),
+            len: *len as usize,
+        };
+        service.places.extend(pages.frames.iter().zip(&service.lens).map(memory));
+        let putting = Putting { pages, settled: 0 };
         if header.bulk_len == 0 {
-            self.finish_put(shared, buffers, header);
+            self.begin(service, header, putting);
         } else {
-            // SAFETY: frames just taken belong to `arriving` until `Bulk`, and are released only with or
-            // after the link; the sink belongs to the shard, is never read, and outlives its connections.
-            unsafe { self.link.place(&buffers.places) };
+            self.await_bytes(service, putting);
         }
         Ok(())
     }
 
-    /// All pages of a `Put` are here.
-    pub(super) fn finish_put(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let mut arriving = std::mem::take(&mut self.arriving);
-        if let Some((status, arg, message)) = arriving.refused.take() {
-            self.arriving = arriving;
-            self.refuse(buffers, header, &Refused { status, arg, message }, shared);
-            return;
+    /// Takes a frame for each of the lengths.
+    pub(super) fn take_frames(&self, service: &Service, frames: &mut Vec<FrameIndex>) -> Result<(), Refused> {
+        self.membership()?;
+        if service.shared.store.take(self.arena, &service.lens, frames) {
+            return Ok(());
         }
-        buffers.pages.clear();
-        let pages = std::mem::take(&mut buffers.pages);
-        self.go_on_putting(shared, buffers, Putting { header, arrived: arriving, pages, settled: 0 });
+        Err(Refused::new(Status::PoolFull, "the server's memory is full of pages on their way"))
     }
 
-    /// Brings the pages of a `Put` into their final form, from where it stopped, then enters them.
-    pub(super) fn go_on_putting(
+    /// Lets the bytes of a request come to the places that are laid out, which are the work's.
+    pub(super) fn await_bytes(&mut self, service: &Service, work: impl Work + 'static) {
+        assert!(self.arriving.is_none(), "one put arrives at a time");
+        self.arriving = Some(Box::new(work));
+        // SAFETY: the work has frames and a buffer of its own, which it keeps until `Bulk`, or until the link
+        // is used no more; the sink belongs to the shard, is never read, and outlives its connections.
+        unsafe { self.link.place(&service.places) };
+    }
+
+    /// Lets the bytes of a request come to nowhere, and then refuses it.
+    pub(super) fn sink(&mut self, service: &mut Service, header: Header, refused: Refused) {
+        if header.bulk_len == 0 {
+            return self.refuse(service, header, &refused);
+        }
+        service.lay_out_sink(header.bulk_len as usize);
+        self.await_bytes(service, Refusing(refused));
+    }
+
+    pub(super) fn discard(&mut self, service: &mut Service, header: Header) -> Handled {
+        let mut extents = Vec::new();
+        parse_extents(&header, self.link.table(), &mut extents)?;
+        count(&service.shared.shards[self.arena].counts.discards, 1);
+        if let Some(membership) = &self.membership {
+            count(&membership.lease.counts.discards, 1);
+        }
+        self.begin(service, header, Discarding(extents));
+        Ok(())
+    }
+}
+
+impl Work for Refusing {
+    fn step(&mut self, _: &mut Connection, _: &mut Service, _: Header) -> Result<Step, Refused> {
+        let Refused { status, arg, message } = &mut self.0;
+        Err(Refused { status: *status, arg: *arg, message: std::mem::take(message) })
+    }
+}
+
+impl Work for Getting {
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        let Connection { link, membership, arena, .. } = connection;
+        let shared = &service.shared;
+        let membership = membership.as_ref().ok_or_else(no_lease)?;
+        let space = membership.space()?;
+        self.0.stored.clear();
+        let region = RegionId(header.region);
+        space.look_up(membership.member, region, &self.0.extents, &mut self.0.stored)?;
+        let copied = self.0.stored.len() == 1 && link.copies(OS_PAGE_BYTES);
+        // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame that
+        // stays. What the link copies is copied before.
+        if !self.hold(shared, (*arena, copied), link.features(), &mut service.slice)? {
+            return Ok(Step::More);
+        }
+        let Pages { entries, stored, stored_at, frames, pieces, .. } = &mut self.0;
+        let bytes = entries.iter().map(|entry| u64::from(entry.len)).sum();
+        count_read(shared, *arena, &membership.lease, (stored.len(), bytes));
+        let locked = copied.then_some(space);
+        let held = Held::frames(&shared.store, frames);
+        service.head.clear();
+        encode_get_reply(&mut service.head, header.reply(Status::Ok), entries, stored_at);
+        // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link copies
+        // the page at once, and then the page is the table's for as long as the lease is locked; settled
+        // frames are not written.
+        unsafe { link.send(Urgency::Demand, &service.head, pieces, held) };
+        drop(locked);
+        service.pages.put_back(std::mem::take(&mut self.0).cleared());
+        Ok(Step::Done)
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.pieces.iter().map(|piece| piece.len).sum()
+    }
+
+    fn release(&mut self, shared: &Shared) {
+        shared.store.release(&self.0.frames);
+    }
+}
+
+impl Getting {
+    /// Holds the pages behind those that it has. False: the slice is over before it has all.
+    fn hold(
         &mut self,
         shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        mut putting: Putting,
-    ) {
-        let counts = &shared.shards[self.arena].counts;
-        let Putting { arrived, pages, settled, .. } = &mut putting;
-        for entry in &arrived.entries[pages.len()..] {
-            if pages.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1 && buffers.slice.is_over() {
-                self.paused = Some(Paused::Put(Box::new(putting)));
-                return;
+        (arena, copied): (usize, bool),
+        features: u32,
+        slice: &mut Slice,
+    ) -> Result<bool, Refused> {
+        let (compressed, tells_places) = (features & features::LZ4 != 0, features & features::PLACES != 0);
+        let Pages { entries, stored, stored_at, frames, pieces, .. } = &mut self.0;
+        for page in &stored[entries.len()..] {
+            if entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1 && slice.is_over() {
+                return Ok(false);
+            }
+            if tells_places {
+                stored_at.push(page.as_ref().map_or(Place::NONE, |page| shared.store.place(page)));
+            }
+            let Some(page) = page else {
+                entries.push(PageEntry::ZERO);
+                continue;
+            };
+            let (frame, len) = if copied && usize::from(page.len) == OS_PAGE_BYTES {
+                (page.frame, page.len.into())
+            } else {
+                let held = shared.present(arena, page, compressed)?;
+                frames.push(held.0);
+                held
+            };
+            entries.push(PageEntry { crc: page.crc, len });
+            pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
+        }
+        Ok(true)
+    }
+}
+
+impl Work for Putting {
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        if !self.settle(&service.shared, connection.arena, &mut service.slice, &mut service.scratch) {
+            return Ok(Step::More);
+        }
+        let shared = &service.shared;
+        let Pages { extents, stored, stored_at, released, .. } = &mut self.pages;
+        // While the frames are this request's alone: others may replace the pages as soon as they are entered.
+        if connection.link.features() & features::PLACES != 0 {
+            let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+            stored_at.extend(stored.iter().map(place));
+        }
+        let membership = connection.membership()?;
+        let mut space = membership.space()?;
+        let region = RegionId(header.region);
+        space.is_ordinary(region)?;
+        space.put(membership.member, region, extents, stored, released)?;
+        drop(space);
+        count_written(shared, connection.arena, &membership.lease, (stored.len(), header.bulk_len));
+        shared.store.release(released);
+        if stored_at.is_empty() {
+            connection.answer(service, header, Ok(0));
+        } else {
+            service.table.clear();
+            push_places(&mut service.table, stored_at);
+            tell(&mut connection.link, &mut service.head, header.reply(Status::Ok), &service.table);
+        }
+        service.pages.put_back(std::mem::take(&mut self.pages).cleared());
+        Ok(Step::Done)
+    }
+
+    fn release(&mut self, shared: &Shared) {
+        let settled = self.pages.stored.iter().flatten().map(|page| page.frame);
+        let all = settled.chain(self.pages.frames[self.settled..].iter().copied());
+        shared.store.release(&all.collect::<Vec<_>>());
+    }
+}
+
+impl Putting {
+    /// Brings pages into their final form, from where it stopped. False: the slice is over before.
+    fn settle(&mut self, shared: &Shared, arena: usize, slice: &mut Slice, scratch: &mut Scratch) -> bool {
+        let Pages { entries, frames, stored, .. } = &mut self.pages;
+        for entry in &entries[stored.len()..] {
+            if stored.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1 && slice.is_over() {
+                return false;
             }
             let page = (!entry.is_zero()).then(|| {
-                let frame = arrived.frames[*settled];
-                *settled += 1;
-                shared.store.settle(self.arena, frame, *entry, &mut buffers.scratch)
+                let frame = frames[self.settled];
+                self.settled += 1;
+                shared.store.settle(arena, frame, *entry, scratch)
             });
-            pages.push(page);
+            stored.push(page);
         }
-        let Putting { header, arrived: mut arriving, pages, .. } = putting;
-        arriving.frames.clear();
-        buffers.pages = pages;
-        // While the frames are this request's alone: others may replace the pages as soon as they are entered.
-        buffers.stored_at.clear();
-        if self.link.features() & features::PLACES != 0 {
-            let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
-            buffers.stored_at.extend(buffers.pages.iter().map(place));
-        }
-        buffers.released.clear();
-        let result = self.membership().and_then(|membership| {
-            let mut space = membership.space()?;
-            space.is_ordinary(RegionId(header.region))?;
-            space.put(
-                membership.member,
-                RegionId(header.region),
-                &arriving.extents,
-                &buffers.pages,
-                &mut buffers.released,
-            )?;
-            drop(space);
-            for counts in [counts, &membership.lease.counts] {
-                count(&counts.puts, 1);
-                count(&counts.put_pages, buffers.pages.len() as u64);
-                count(&counts.bytes_in, header.bulk_len.into());
-            }
-            Ok(0)
-        });
-        if result.is_err() {
-            buffers.released.clear();
-            buffers.released.extend(buffers.pages.iter().flatten().map(|page| page.frame));
-        }
-        shared.store.release(&buffers.released);
-        buffers.released.clear();
-        self.arriving = arriving;
-        if result.is_ok() && !buffers.stored_at.is_empty() {
-            buffers.table.clear();
-            push_places(&mut buffers.table, &buffers.stored_at);
-            buffers.head.clear();
-            encode_frame(&mut buffers.head, header.reply(Status::Ok), &buffers.table, 0);
-            return self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
-        }
-        self.answer(shared, buffers, header, result);
+        true
     }
+}
 
-    /// Makes pages zero from where it stopped, the last extents first, and answers when it was all.
-    pub(super) fn go_on_discarding(
+impl Work for Discarding {
+    fn step(
         &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
+        connection: &mut Connection,
+        service: &mut Service,
         header: Header,
-        mut extents: Vec<Extent>,
-    ) {
-        let region = RegionId(header.region);
-        let result = loop {
-            let all = self.membership().and_then(|membership| {
+    ) -> Result<Step, Refused> {
+        let (region, mut released) = (RegionId(header.region), Vec::new());
+        loop {
+            let all = connection.membership().and_then(|membership| {
                 let mut space = membership.space()?;
                 space.is_ordinary(region)?;
-                let released = &mut buffers.released;
-                Ok(space.discard_some(membership.member, region, &mut extents, CHUNKS_AT_ONCE, released)?)
+                let member = membership.member;
+                Ok(space.discard_some(member, region, &mut self.0, CHUNKS_AT_ONCE, &mut released)?)
             });
-            shared.store.release(&buffers.released);
-            buffers.released.clear();
-            match all {
-                Ok(true) => break Ok(0),
-                Ok(false) if buffers.slice.is_over() => {
-                    self.paused = Some(Paused::Discard(header, extents));
-                    return;
-                }
-                Ok(false) => {}
-                Err(refused) => break Err(refused),
+            service.shared.store.release(&released);
+            released.clear();
+            if all? {
+                connection.answer(service, header, Ok(0));
+                return Ok(Step::Done);
             }
-        };
-        buffers.extents = extents;
-        self.answer(shared, buffers, header, result);
+            if service.slice.is_over() {
+                return Ok(Step::More);
+            }
+        }
     }
 }

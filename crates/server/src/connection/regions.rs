@@ -1,83 +1,142 @@
-//! Regions: to open, to clone, to free one.
+//! Regions: to make, to open, to clone, to take over, to free one.
 
-use super::{CHUNKS_AT_ONCE, Connection, Paused, Refused, ScratchBuffers};
+use super::{Connection, Handled, Service, Step, Work};
+use crate::refused::Refused;
 use crate::shared::Shared;
 use rampool_lease::{LeaseSpace, RegionSelector};
 use rampool_wire::frame::{Header, MAX_NAME_BYTES, RegionId, Status};
 
-/// The same of a region that is cloned.
+/// Times 512 pages that are cloned between two looks at the clock.
 const CLONED_AT_ONCE: usize = 256;
+/// The same of pages that are freed.
+const FREED_AT_ONCE: u64 = 2;
+
+/// A `CloneRegion`; the reply's region names the clone.
+struct Cloning;
+
+/// A region or queue is freed: its pages, and those of others that were freed before.
+pub(super) struct Freeing;
 
 impl Connection {
-    /// Clones a region from where it stopped, and answers with the number of the clone.
-    pub(super) fn go_on_cloning(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let region = RegionId(header.region);
-        let result = loop {
-            let made = self.membership().and_then(|membership| {
-                let mut space = membership.space()?;
-                let member = membership.member;
-                let made = space.make(0, |space| {
-                    let clone = |space: &mut LeaseSpace| space.clone_some(member, region, CLONED_AT_ONCE);
-                    space.make_once(member, header.request, clone)
-                });
-                if made.is_err() && space.has_freed() {
-                    shared.bury_later(membership.lease.id);
-                }
-                Ok(made?)
-            });
-            match made {
-                Ok(Some(clone)) => break Ok(clone),
-                Ok(None) if buffers.slice.is_over() => {
-                    self.paused = Some(Paused::Clone(header));
-                    return;
-                }
-                Ok(None) => {}
-                Err(refused) => break Err(refused),
-            }
-        };
-        match result {
-            Ok(clone) => self.answer(shared, buffers, Header { region: clone.0, ..header }, Ok(0)),
-            Err(refused) => self.refuse(buffers, header, &refused, shared),
-        }
+    pub(super) fn create_region(&mut self, service: &mut Service, header: Header) -> Handled {
+        let membership = self.membership()?;
+        let member = membership.member;
+        let made = membership.space()?.make(0, |space| {
+            space.make_once(member, header.request, |space| space.create_region(member).map(Some))
+        });
+        let region = made?.expect("it is made at once").0;
+        self.answer(service, Header { region, ..header }, Ok(0));
+        Ok(())
     }
 
-    /// Frees pages of freed regions, and answers when all are free.
-    pub(super) fn go_on_freeing(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        // Also where the member's connection is another one by now: what is freed belongs to no one.
-        let Some(membership) = &self.membership else { return };
-        let mut more = true;
-        while more {
-            more = membership.lease.space().bury(CHUNKS_AT_ONCE as u64, &mut buffers.released);
-            shared.store.release(&buffers.released);
-            buffers.released.clear();
-            if more && buffers.slice.is_over() {
-                self.paused = Some(Paused::Free(header));
-                return;
-            }
-        }
-        self.answer(shared, buffers, header, Ok(0));
+    pub(super) fn clone_region(&mut self, service: &mut Service, header: Header) -> Handled {
+        self.begin(service, header, Cloning);
+        Ok(())
     }
 
-    pub(super) fn open_region(&mut self, header: Header) -> Result<(RegionId, u64), Refused> {
+    pub(super) fn adopt_region(&mut self, service: &mut Service, header: Header) -> Handled {
+        let membership = self.membership()?;
+        membership.space()?.adopt_region(membership.member, RegionId(header.region))?;
+        self.answer(service, header, Ok(0));
+        Ok(())
+    }
+
+    pub(super) fn free_region(&mut self, service: &mut Service, header: Header) -> Handled {
+        let membership = self.membership()?;
+        membership.space()?.free_region(membership.member, RegionId(header.region))?;
+        self.begin(service, header, Freeing);
+        Ok(())
+    }
+
+    pub(super) fn open_region(&mut self, service: &mut Service, header: Header) -> Handled {
         let table = self.link.table();
         let membership = self.membership()?;
-        let selector = if header.region != 0 {
-            if !table.is_empty() {
-                return Err(Refused::new(
-                    Status::BadRequest,
-                    "a region is opened by its name or by its number",
-                ));
-            }
+        let bad = |message: &str| Refused::new(Status::BadRequest, message);
+        let selector = if header.region == 0 {
+            let name = std::str::from_utf8(table).ok();
+            let name = name.filter(|name| !name.is_empty() && name.len() <= MAX_NAME_BYTES);
+            RegionSelector::Name(name.ok_or_else(|| bad("a region's name has 1 to 255 bytes of UTF-8"))?)
+        } else if table.is_empty() {
             RegionSelector::Region(RegionId(header.region))
         } else {
-            let name = std::str::from_utf8(table)
-                .ok()
-                .filter(|name| !name.is_empty() && name.len() <= MAX_NAME_BYTES);
-            RegionSelector::Name(name.ok_or_else(|| {
-                Refused::new(Status::BadRequest, "a region's name has 1 to 255 bytes of UTF-8")
-            })?)
+            return Err(bad("a region is opened by its name or by its number").into());
         };
         // A name may be new.
-        Ok(membership.space()?.make(0, |space| space.open_region(membership.member, selector, header.arg))?)
+        let opened =
+            membership.space()?.make(0, |space| space.open_region(membership.member, selector, header.arg));
+        let (region, bytes) = opened?;
+        self.answer(service, Header { region: region.0, ..header }, Ok(bytes));
+        Ok(())
+    }
+}
+
+impl Work for Cloning {
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        let region = RegionId(header.region);
+        loop {
+            let membership = connection.membership()?;
+            let (mut space, member) = (membership.space()?, membership.member);
+            let made = space.make(0, |space| {
+                let clone = |space: &mut LeaseSpace| space.clone_some(member, region, CLONED_AT_ONCE);
+                space.make_once(member, header.request, clone)
+            });
+            if made.is_err() && space.has_freed() {
+                service.shared.bury_later(membership.lease.id);
+            }
+            drop(space);
+            if let Some(clone) = made? {
+                connection.answer(service, Header { region: clone.0, ..header }, Ok(0));
+                return Ok(Step::Done);
+            }
+            if service.slice.is_over() {
+                return Ok(Step::More);
+            }
+        }
+    }
+
+    fn leave(self: Box<Self>, connection: &Connection, shared: &Shared) {
+        if let Ok(membership) = connection.membership()
+            && let Ok(mut space) = membership.space()
+        {
+            space.stop_cloning(membership.member);
+            drop(space);
+            // The reaper frees what there is of it.
+            shared.bury_later(membership.lease.id);
+        }
+    }
+}
+
+impl Work for Freeing {
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        let (shared, mut released) = (&service.shared, Vec::new());
+        // Also where the member's connection is another one by now: what is freed belongs to no one.
+        let lease = &connection.membership()?.lease;
+        while lease.space().bury(FREED_AT_ONCE, &mut released) {
+            shared.store.release(&released);
+            released.clear();
+            if service.slice.is_over() {
+                return Ok(Step::More);
+            }
+        }
+        shared.store.release(&released);
+        connection.answer(service, header, Ok(0));
+        Ok(Step::Done)
+    }
+
+    /// The reaper goes on with it.
+    fn leave(self: Box<Self>, connection: &Connection, shared: &Shared) {
+        if let Ok(membership) = connection.membership() {
+            shared.bury_later(membership.lease.id);
+        }
     }
 }

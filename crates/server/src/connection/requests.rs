@@ -1,332 +1,205 @@
-//! What a connection does with its turn: takes requests, and sees to them.
+//! What a connection does with its turn: it takes requests, each by its line in the [table](Entry::of).
 
-use super::held::Held;
-use super::leases::Ask;
+use super::gather::look_ahead;
 use super::{
-    BYTES_AT_ONCE, Connection, End, LOOK_AT_CLOCK_AFTER, NO_LEASE, Paused, Refused, ScratchBuffers, Turn,
-    count, count_alone, no_lease,
+    BYTES_AT_ONCE, Connection, End, Fail, Handled, LOOK_AT_CLOCK_AFTER, Service, Turn, count, count_alone,
+    no_lease,
 };
-use crate::shared::Shared;
-use rampool_net::transport::{Flush, Piece, Received, Urgency};
-use rampool_wire::frame::{
-    Header, MAX_BULK_BYTES, MemberId, Opcode, OpenLease, RegionId, Status, encode_frame, parse_extents,
-};
+use crate::refused::Refused;
+use rampool_net::transport::{Flush, Received};
+use rampool_wire::frame::{Header, MAX_BULK_BYTES, Opcode, Status};
 use std::time::Instant;
 
 /// Frames answered before another connection has its turn.
 const FRAMES_A_TURN: usize = 64;
 /// A request of the direct view counts as so many frames: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
-/// Likewise for replies that are sent from where they lie: one call for several is faster than one for each.
+/// Replies that are sent from where they lie, and are sent before the end of the turn: one call for several is
+/// faster than one for each.
 const FLUSH_BYTES: usize = 1536 << 10;
 
+/// How requests of one kind are handled.
+struct Entry {
+    handle: fn(&mut Connection, &mut Service, Header) -> Handled,
+    /// Bytes may come with it, which its handler places.
+    bulk: bool,
+    /// The place of its bytes may be named by a key.
+    key: bool,
+    /// It is of the direct view.
+    direct: bool,
+    /// Without a lease it is refused unread.
+    leased: bool,
+    /// It counts as neither get, put nor discard.
+    control: bool,
+}
+
+impl Entry {
+    fn of(opcode: Opcode) -> Self {
+        let handled =
+            |handle| Self { handle, bulk: false, key: false, direct: false, leased: false, control: true };
+        let pages = |handle| Self { control: false, ..handled(handle) };
+        let leased = |handle| Self { leased: true, ..handled(handle) };
+        let bytes = |handle| Self { direct: true, ..leased(handle) };
+        match opcode {
+            Opcode::Get => pages(Connection::get),
+            Opcode::Put => Self { bulk: true, ..pages(Connection::put) },
+            Opcode::Discard => pages(Connection::discard),
+
+            Opcode::ReadPiece => Self { direct: true, ..pages(Connection::read_piece) },
+            Opcode::Gather => Self { key: true, ..bytes(Connection::gather) },
+            Opcode::Scatter => Self { bulk: true, key: true, control: false, ..bytes(Connection::update) },
+            Opcode::Accumulate => Self { bulk: true, control: false, ..bytes(Connection::update) },
+            Opcode::Scan => bytes(Connection::scan),
+            Opcode::Copy => bytes(Connection::copy),
+            Opcode::FetchOp => handled(Connection::fetch_op),
+
+            Opcode::OpenLease => handled(Connection::open_lease),
+            Opcode::AttachLease => handled(Connection::attach_lease),
+            Opcode::ResizeLease => handled(Connection::resize_lease),
+            Opcode::Goodbye => handled(Connection::goodbye),
+            Opcode::Heartbeat => handled(Connection::heartbeat),
+            Opcode::Status => handled(Connection::status),
+
+            Opcode::CreateRegion => handled(Connection::create_region),
+            Opcode::CloneRegion => handled(Connection::clone_region),
+            Opcode::AdoptRegion => handled(Connection::adopt_region),
+            Opcode::OpenRegion => handled(Connection::open_region),
+            Opcode::FreeRegion => handled(Connection::free_region),
+            Opcode::ListRegions => leased(Connection::list_regions),
+
+            Opcode::OpenQueue => leased(Connection::open_queue),
+            Opcode::FreeQueue => leased(Connection::free_queue),
+            Opcode::ListQueues => leased(Connection::list_queues),
+            Opcode::Push => leased(Connection::push),
+            Opcode::PushHeads => leased(Connection::push_heads),
+            Opcode::Take => leased(Connection::take),
+            Opcode::Settle => leased(Connection::settle),
+            Opcode::AwaitBody => leased(Connection::await_body),
+
+            Opcode::Expose => handled(Connection::expose),
+            Opcode::Revoke => handled(Connection::revoke),
+            Opcode::Reach => handled(Connection::reach),
+
+            _ => handled(Connection::no_request),
+        }
+    }
+}
+
 impl Connection {
-    /// Answers received requests; the replies are sent with [`Connection::flush`]. Ends early where the
-    /// scratch buffers hold replies for other connections: they have waited longer.
-    pub(crate) fn receive(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        now: Instant,
-    ) -> Result<Turn, End> {
-        buffers.slice.begin();
-        if self.sends && self.flush(&mut buffers.slice, now)? == Flush::Stopped {
+    /// Answers received requests; the replies are sent with [`Connection::flush`]. Ends early where there are
+    /// replies for other connections: they have waited longer.
+    pub(crate) fn receive(&mut self, service: &mut Service, now: Instant) -> Result<Turn, End> {
+        service.slice.begin();
+        if self.sends && self.flush(&mut service.slice, now)? == Flush::Stopped {
             return Ok(Turn::More);
         }
-        if let Some(paused) = self.paused.take() {
+        if self.work.is_some() {
             self.heard = now;
-            self.resume(shared, buffers, paused);
+            self.resume(service);
         }
         let (mut frames, mut look_at) = (0, LOOK_AT_CLOCK_AFTER);
-        while frames < FRAMES_A_TURN && buffers.posts.is_empty() && self.paused.is_none() {
+        while frames < FRAMES_A_TURN && service.posts.is_empty() && self.work.is_none() && !self.sends {
             if frames >= look_at {
                 look_at = frames + LOOK_AT_CLOCK_AFTER;
-                if buffers.slice.is_over() {
+                if service.slice.is_over() {
                     break;
                 }
             }
             self.count_replies();
-            if self.is_full(shared) {
+            if self.is_full(&service.shared) {
                 return Ok(Turn::Full);
             }
+            let Service { shared, slice, .. } = service;
             let membership = self.membership.as_ref();
             let received = self.link.receive_some(
-                |frame| super::gather::look_ahead(shared, membership, frame),
+                |frame| look_ahead(shared, membership, frame),
                 BYTES_AT_ONCE,
-                || !buffers.slice.is_over(),
+                || !slice.is_over(),
             )?;
             match received {
-                Received::Blocked if self.link.has_stopped() => {
+                Received::Blocked if !self.link.has_stopped() => return Ok(Turn::Idle),
+                Received::Blocked => {
                     self.heard = now;
                     return Ok(Turn::More);
                 }
-                Received::Blocked => return Ok(Turn::Idle),
                 Received::Head(header) => {
                     self.heard = now;
-                    if header.is_reply() || header.status != Status::Ok {
-                        return Err(End::Protocol("a reply where a request was expected".to_owned()));
-                    }
-                    if self.link.queued_frames() + self.copies + self.waiting.len()
-                        > shared.config.max_requests as usize
-                    {
-                        self.refuse(
-                            buffers,
-                            header,
-                            &Refused::new(Status::OverCredit, "more requests outstanding than were granted"),
-                            shared,
-                        );
-                        return Err(End::Protocol("more requests outstanding than were granted".to_owned()));
-                    }
-                    let direct = is_direct(header.opcode);
-                    frames += if direct || header.opcode == Opcode::Copy { DIRECT_COUNTS_FOR } else { 1 };
-                    if header.opcode == Opcode::ReadPiece && !header.is_by_key() {
-                        self.read_piece(shared, buffers, header)?;
-                    } else {
-                        self.request(shared, buffers, header, now)?;
-                    }
-                    if direct
-                        && (self.collected >= self.flush_collected_bytes()
-                            || self.link.queued_bytes() >= FLUSH_BYTES)
-                        && self.flush(&mut buffers.slice, now)? == Flush::Stopped
-                    {
-                        break;
-                    }
+                    frames += self.take_request(service, header, now)?;
                 }
                 Received::Bulk(header) => {
                     self.heard = now;
-                    if self.arriving.part.is_some() {
-                        self.finish_part(shared, buffers, header);
-                    } else {
-                        self.finish_put(shared, buffers, header);
-                    }
+                    self.work = self.arriving.take().map(|work| (header, work));
+                    self.resume(service);
                 }
             }
         }
-        Ok(if matches!(self.paused, Some(Paused::Attach(_))) { Turn::Later } else { Turn::More })
+        Ok(if self.waits() { Turn::Later } else { Turn::More })
     }
 
-    pub(super) fn resume(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, paused: Paused) {
-        match paused {
-            Paused::Gather(gathering) => self.go_on_gathering(shared, buffers, *gathering, false),
-            Paused::Scan(scanning) => self.go_on_scanning(shared, buffers, *scanning),
-            Paused::Group(grouping) => self.go_on_grouping(shared, buffers, *grouping),
-            Paused::Update(updating) => self.go_on_updating(shared, buffers, *updating),
-            Paused::Get(getting) => self.go_on_getting(shared, buffers, *getting),
-            Paused::Put(putting) => self.go_on_putting(shared, buffers, *putting),
-            Paused::Clone(header) => self.go_on_cloning(shared, buffers, header),
-            Paused::Free(header) => self.go_on_freeing(shared, buffers, header),
-            Paused::Discard(header, extents) => self.go_on_discarding(shared, buffers, header, extents),
-            Paused::Attach(attaching) => self.go_on_attaching(shared, buffers, attaching),
+    /// Handles a request. Returns for how many frames it counts.
+    fn take_request(&mut self, service: &mut Service, header: Header, now: Instant) -> Result<usize, End> {
+        if header.is_reply() || header.status != Status::Ok {
+            return Err(End::Protocol("a reply where a request was expected".to_owned()));
         }
+        let most = service.shared.config.max_requests as usize;
+        if self.link.queued_frames() + self.copies + self.waiting.len() > most {
+            let said = "more requests outstanding than were granted";
+            self.refuse(service, header, &Refused::new(Status::OverCredit, said));
+            return Err(End::Protocol(said.to_owned()));
+        }
+        let entry = Entry::of(header.opcode);
+        match self.request(service, header, &entry) {
+            Ok(()) => {}
+            Err(Fail::Refused(refused)) => self.refuse(service, header, &refused),
+            Err(Fail::End(end)) => {
+                if let End::Protocol(_) = end {
+                    // The client learns why, if it still reads.
+                    self.refuse(service, header, &Refused::new(Status::BadRequest, &end));
+                }
+                return Err(end);
+            }
+        }
+        if !entry.direct {
+            return Ok(1);
+        }
+        let much = self.collected >= self.flush_collected_bytes() || self.link.queued_bytes() >= FLUSH_BYTES;
+        if much {
+            self.flush(&mut service.slice, now)?;
+        }
+        Ok(DIRECT_COUNTS_FOR)
     }
 
-    pub(super) fn request(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-        now: Instant,
-    ) -> Result<(), End> {
-        let counts = &shared.shards[self.arena].counts;
-        if header.is_by_key() && !matches!(header.opcode, Opcode::Gather | Opcode::Scatter) {
-            let error = End::Protocol("a key where none belongs".to_owned());
-            return Err(self.protocol_error(shared, buffers, header, error));
+    fn request(&mut self, service: &mut Service, header: Header, entry: &Entry) -> Handled {
+        if header.is_by_key() && !entry.key {
+            return Err(End::Protocol("a key where none belongs".to_owned()).into());
         }
-        if self.membership.is_none() && is_laborious(header.opcode) {
-            return self.refuse_unread(shared, buffers, header);
+        if header.bulk_len > 0 && !entry.bulk {
+            return Err(End::Protocol("pages where none belong".to_owned()).into());
         }
-        match header.opcode {
-            Opcode::Get => {
-                let pages = parse_extents(&header, self.link.table(), &mut buffers.extents);
-                match pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
-                    Ok(()) => self.get(shared, buffers, header),
-                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error)),
-                }
-            }
-            Opcode::Put => return self.begin_put(shared, buffers, header),
-            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, buffers, header),
-            Opcode::Discard => {
-                let pages = parse_extents(&header, self.link.table(), &mut buffers.extents);
-                if let Err(error) = pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
-                    return Err(self.protocol_error(shared, buffers, header, error));
-                }
-                count(&counts.discards, 1);
-                if let Some(membership) = &self.membership {
-                    count(&membership.lease.counts.discards, 1);
-                }
-                let extents = std::mem::take(&mut buffers.extents);
-                self.go_on_discarding(shared, buffers, header, extents);
-            }
-            _ => {
-                if let Err(error) = no_bulk(&header) {
-                    return Err(self.protocol_error(shared, buffers, header, error));
-                }
-                count_alone(&counts.control, 1);
-                if let Some(membership) = &self.membership {
-                    count(&membership.lease.counts.control, 1);
-                }
-                return match header.opcode {
-                    Opcode::Gather => self.gather(shared, buffers, header),
-                    Opcode::FetchOp => self.fetch_op(shared, buffers, header),
-                    Opcode::Scan => self.scan(shared, buffers, header),
-                    Opcode::Copy => self.copy(shared, buffers, header),
-                    Opcode::Expose => self.expose(shared, buffers, header),
-                    Opcode::Revoke => self.revoke(shared, buffers, header),
-                    Opcode::Reach => self.reach(shared, buffers, header),
-                    Opcode::OpenQueue
-                    | Opcode::FreeQueue
-                    | Opcode::ListQueues
-                    | Opcode::ListRegions
-                    | Opcode::Push
-                    | Opcode::Take
-                    | Opcode::Settle
-                    | Opcode::AwaitBody
-                    | Opcode::PushHeads => self.queue(shared, buffers, header, now),
-                    _ => self.control(shared, buffers, header),
-                };
-            }
-        }
-        Ok(())
-    }
-
-    /// A connection without a lease is told so before any work on its request.
-    pub(super) fn refuse_unread(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-    ) -> Result<(), End> {
-        let carries = matches!(header.opcode, Opcode::Scatter | Opcode::Accumulate);
-        if !carries && let Err(error) = no_bulk(&header) {
-            return Err(self.protocol_error(shared, buffers, header, error));
-        }
-        if header.bulk_len == 0 {
-            self.refuse(buffers, header, &no_lease(), shared);
+        if entry.leased && self.membership.is_none() {
+            self.sink(service, header, no_lease());
             return Ok(());
         }
-        self.arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
-        buffers.places.clear();
-        buffers.lay_out_sink(header.bulk_len as usize);
-        // SAFETY: the sink belongs to the shard, is never read, and outlives its connections.
-        unsafe { self.link.place(&buffers.places) };
+        if entry.control {
+            count_alone(&service.shared.shards[self.arena].counts.control, 1);
+            if let Some(membership) = &self.membership {
+                count(&membership.lease.counts.control, 1);
+            }
+        }
+        (entry.handle)(self, service, header)
+    }
+
+    fn heartbeat(&mut self, service: &mut Service, header: Header) -> Handled {
+        self.answer(service, header, Ok(0));
         Ok(())
     }
 
-    pub(super) fn control(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-    ) -> Result<(), End> {
-        let region = RegionId(header.region);
-        let result = match header.opcode {
-            Opcode::OpenLease => {
-                match OpenLease::parse(self.link.table()) {
-                    Ok(request) => self.ask(shared, buffers, header, Ask::Open(request), None),
-                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
-                }
-                return Ok(());
-            }
-            Opcode::ResizeLease => {
-                self.ask(shared, buffers, header, Ask::Resize(header.arg), None);
-                return Ok(());
-            }
-            Opcode::AttachLease => {
-                match self.attach(shared, header) {
-                    Ok(Ok(attaching)) => self.go_on_attaching(shared, buffers, Box::new(attaching)),
-                    Ok(Err(refused)) => self.refuse(buffers, header, &refused, shared),
-                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
-                }
-                return Ok(());
-            }
-            Opcode::CreateRegion => self.membership().and_then(|membership| {
-                let made = membership.space()?.make(0, |space| {
-                    space.make_once(membership.member, header.request, |space| {
-                        space.create_region(membership.member).map(Some)
-                    })
-                });
-                Ok(made?.expect("it is made at once").0)
-            }),
-            Opcode::CloneRegion => {
-                self.go_on_cloning(shared, buffers, header);
-                return Ok(());
-            }
-            Opcode::AdoptRegion => self.membership().and_then(|membership| {
-                Ok(membership.space()?.adopt_region(membership.member, region).map(|()| region.0)?)
-            }),
-            Opcode::OpenRegion => {
-                let opened = self.open_region(header);
-                match opened {
-                    Ok((region, bytes)) => {
-                        self.answer(shared, buffers, Header { region: region.0, ..header }, Ok(bytes))
-                    }
-                    Err(refused) => self.refuse(buffers, header, &refused, shared),
-                }
-                return Ok(());
-            }
-            Opcode::FreeRegion => {
-                let freed = self
-                    .membership()
-                    .and_then(|membership| Ok(membership.space()?.free_region(membership.member, region)?));
-                match freed {
-                    Ok(()) => {
-                        self.go_on_freeing(shared, buffers, header);
-                        return Ok(());
-                    }
-                    Err(refused) => Err(refused),
-                }
-            }
-            Opcode::Heartbeat => Ok(0),
-            Opcode::Status => {
-                self.send_status(shared, buffers, header);
-                return Ok(());
-            }
-            // For another member of the lease, whose process is gone.
-            Opcode::Goodbye
-                if header.arg != 0
-                    && self
-                        .membership
-                        .as_ref()
-                        .is_none_or(|membership| membership.member.0 != header.arg) =>
-            {
-                self.membership().map(|membership| {
-                    let departed = shared.directory().leave(membership.lease.id, MemberId(header.arg));
-                    if let Some(departed) = departed {
-                        tracing::debug!(lease = membership.lease.id.0, member = header.arg, "dismissed");
-                        shared.depart(departed);
-                    }
-                    0
-                })
-            }
-            Opcode::Goodbye => {
-                if let Some(membership) = self.membership.take() {
-                    membership.lease.disconnected(membership.member, membership.connection);
-                    let mut directory = shared.directory();
-                    let current =
-                        directory.is_current(membership.lease.id, membership.member, membership.connection);
-                    let departed =
-                        if current { directory.leave(membership.lease.id, membership.member) } else { None };
-                    drop(directory);
-                    if let Some(departed) = departed {
-                        shared.depart(departed);
-                    }
-                }
-                self.answer(shared, buffers, header, Ok(0));
-                return Err(End::Goodbye);
-            }
-            _ => Err(Refused::new(Status::BadRequest, "not a request of a client")),
-        };
-        // The reply's region names the new one.
-        let reply = match (&result, header.opcode) {
-            (Ok(new), Opcode::CreateRegion) => Header { region: *new, ..header },
-            _ => header,
-        };
-        self.answer(shared, buffers, reply, result.map(|_| 0));
-        Ok(())
+    fn no_request(&mut self, _: &mut Service, _: Header) -> Handled {
+        Err(Refused::new(Status::BadRequest, "not a request of a client").into())
     }
 
-    pub(super) fn send_status(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let mut status = crate::status::collect(shared, self.tenant.name);
+    fn status(&mut self, service: &mut Service, header: Header) -> Handled {
+        let mut status = crate::status::collect(&service.shared, self.tenant.name);
         let json = loop {
             let json = serde_json::to_vec(&status).expect("numbers and strings");
             if json.len() <= MAX_BULK_BYTES {
@@ -336,31 +209,7 @@ impl Connection {
             let keep = status.leases.len() / 2;
             status.leases.truncate(keep);
         };
-        buffers.head.clear();
-        encode_frame(&mut buffers.head, header.reply(Status::Ok), &[], json.len());
-        let piece = [Piece { ptr: json.as_ptr(), len: json.len() }];
-        // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
-        unsafe { self.link.send(Urgency::Demand, &buffers.head, &piece, Held::bytes(json)) };
+        self.send_bytes(&mut service.head, header.reply(Status::Ok), &[], json);
+        Ok(())
     }
-}
-
-pub(super) fn is_direct(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::Gather | Opcode::ReadPiece | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan)
-}
-
-/// Whether a request's table takes more work than reading a few numbers.
-pub(super) fn is_laborious(opcode: Opcode) -> bool {
-    matches!(
-        opcode,
-        Opcode::Gather
-            | Opcode::Scatter
-            | Opcode::Accumulate
-            | Opcode::Scan
-            | Opcode::Copy
-            | Opcode::PushHeads
-    )
-}
-
-pub(super) fn no_bulk(header: &Header) -> Result<(), End> {
-    if header.bulk_len == 0 { Ok(()) } else { Err(End::Protocol("pages where none belong".to_owned())) }
 }

@@ -2,12 +2,14 @@
 //! its end, also without its connection.
 
 use super::edit::Edit;
-use super::gather::STEPS_AT_ONCE;
 use super::keyed::split;
-use super::{Connection, End, Membership, Paused, Refused, ScratchBuffers, Slice, count};
-use crate::shared::{Lease, Posts, Shared};
+use super::{Connection, Handled, Membership, Service, Step, Work, count_written};
+use crate::collect::STEPS_AT_ONCE;
+use crate::refused::Refused;
+use crate::shared::{Posts, Shared};
+use crate::slice::Slice;
 use crate::store::Scratch;
-use rampool_lease::{ConnectionNumber, FrameIndex, LeaseSpace, StoredPage};
+use rampool_lease::{FrameIndex, LeaseSpace, StoredPage};
 use rampool_net::transport::PieceMut;
 use rampool_wire::checksum;
 use rampool_wire::elements::{Combine, Kind};
@@ -16,7 +18,6 @@ use rampool_wire::frame::{
     parse_accumulate_arg,
 };
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// So many pieces of an update are entered between two looks at the clock, or as many as are in a row in one
@@ -60,182 +61,102 @@ pub(super) struct Updating {
     staged: usize,
 }
 
-/// An update in the middle of which its connection has ended.
-pub(crate) struct LeftUpdate {
-    updating: Updating,
-    arena: usize,
-    lease: Arc<Lease>,
-    member: MemberId,
-    connection: ConnectionNumber,
-}
-
-impl LeftUpdate {
-    pub(super) fn new(
-        updating: Updating,
-        arena: usize,
-        (lease, member, connection): (Arc<Lease>, MemberId, ConnectionNumber),
-    ) -> Self {
-        Self { updating, arena, lease, member, connection }
-    }
-
-    /// Finishes it. Between two slices others have the lease.
-    pub(crate) fn finish(self, shared: &Shared) {
-        let Self { mut updating, arena, lease, member, connection } = self;
-        let membership = Membership { lease, member, connection };
-        let (mut slice, mut posts, mut goes_on) = (Slice::default(), Vec::new(), true);
-        while goes_on {
-            let began = Instant::now();
-            slice.begin();
-            let entered = updating.enter(shared, arena, &membership, &mut slice, &mut posts);
-            // If it cannot be finished, nobody waits for the answer.
-            goes_on = matches!(entered, Ok(false));
-            let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            membership.lease.tenant.worked(took);
-        }
-        shared.post(posts);
-    }
-}
-
 impl Connection {
     /// The table of a `Scatter` or `Accumulate`: says where the bytes go.
-    pub(super) fn begin_part(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-    ) -> Result<(), End> {
-        let parsed = split(&header, self.link.table())
-            .and_then(|(place, table)| Ok((place, parse_part(&header, table)?)));
-        let (place, mut part) = match parsed {
-            Ok(parsed) => parsed,
-            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
-        };
-        let header = Header { bulk_len: part.window.len, ..header };
-        assert!(self.arriving.frames.is_empty() && self.arriving.part.is_none(), "one put arrives at a time");
-        self.arriving.refused = None;
-        buffers.lens.clear();
-        buffers.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
-        if !shared.store.take(self.arena, &buffers.lens, &mut self.arriving.frames) {
-            self.arriving.refused =
-                Some((Status::PoolFull, 0, "the server's memory is full of pages on their way".to_owned()));
-        }
-        buffers.places.clear();
-        if self.arriving.refused.is_some() {
-            buffers.lay_out_sink(header.bulk_len as usize);
-        } else {
-            let staging = part.staging.as_mut_ptr();
-            let (mut at, mut frames) = (0, self.arriving.frames.iter());
-            let all = [Block { len: header.bulk_len, whole: false }];
-            let blocks = if part.update.is_some() { &all[..] } else { &part.blocks[..] };
-            let place = |block: &Block| {
-                let len = block.len as usize;
-                let ptr = if block.whole {
-                    shared.store.memory(*frames.next().expect("a frame for each whole page"))
-                } else {
-                    at += len;
-                    staging.wrapping_add(at - len)
-                };
-                PieceMut { ptr, len }
-            };
-            let mut places: Vec<PieceMut> = Vec::with_capacity(blocks.len());
-            for piece in blocks.iter().map(place) {
-                match places.last_mut() {
-                    Some(last) if last.ptr.wrapping_add(last.len) == piece.ptr => last.len += piece.len,
-                    _ => places.push(piece),
-                }
-            }
-            buffers.places = places;
-        }
-        self.arriving.part = Some(part);
-        if let Some(place) = place {
-            self.pick_up(buffers, place, header.bulk_len);
-            self.finish_part(shared, buffers, header);
+    pub(super) fn update(&mut self, service: &mut Service, header: Header) -> Handled {
+        let (place, table) = split(&header, self.link.table())?;
+        let mut part = parse_part(&header, table)?;
+        service.lens.clear();
+        service.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
+        let mut frames = Vec::new();
+        if let Err(refused) = self.take_frames(service, &mut frames) {
+            self.sink(service, header, refused);
             return Ok(());
         }
-        // SAFETY: frames just taken and the staging belong to `arriving` until `Bulk`, and are released only
-        // with or after the link; the sink belongs to the shard, is never read, and outlives its connections.
-        unsafe { self.link.place(&buffers.places) };
+        part.lay_out(&service.shared, &frames, &mut service.places);
+        let header = Header { bulk_len: part.window.len, ..header };
+        let mut updating = Updating::new(header, part, frames);
+        let Some(place) = place else {
+            self.await_bytes(service, updating);
+            return Ok(());
+        };
+        if let Err(refused) = self.exposures.take(place, &service.places) {
+            updating.release(&service.shared);
+            return Err(refused.into());
+        }
+        self.begin(service, header, updating);
         Ok(())
     }
 
-    /// All bytes of a `Scatter` or `Accumulate` are here: enters them, all or none.
-    pub(super) fn finish_part(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let part = self.arriving.part.take().expect("its bytes were arriving");
-        let frames = std::mem::take(&mut self.arriving.frames);
-        if let Some((status, arg, message)) = self.arriving.refused.take() {
-            return self.refuse(buffers, header, &Refused { status, arg, message }, shared);
+    pub(super) fn fetch_op(&mut self, service: &mut Service, header: Header) -> Handled {
+        let op = FetchOp::parse(&header, self.link.table())?;
+        let membership = self.membership()?;
+        let (mut space, member) = (membership.space()?, membership.member);
+        if let Some(answer) = space.answered(member, header.request) {
+            drop(space);
+            self.answer(service, header, Ok(answer));
+            return Ok(());
         }
-        self.go_on_updating(shared, buffers, Updating::new(header, part, frames));
-    }
-
-    /// Makes pages ready, then enters the bytes, from where it stopped.
-    pub(super) fn go_on_updating(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        mut updating: Updating,
-    ) {
-        let result = self.membership().and_then(|membership| {
-            let slice = &mut buffers.slice;
-            Ok((updating.begun || updating.make_ready(shared, self.arena, membership, slice)?)
-                && updating.enter(shared, self.arena, membership, slice, &mut buffers.posts)?)
+        let (region, bytes) = (RegionId(header.region), op.kind.bytes());
+        space.is_ordinary(region)?;
+        space.view(member, region)?.reaches(op.offset + bytes as u64)?;
+        let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
+        let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);
+        let mut edit = Edit::new(&service.shared, self.arena, (member, region), &mut space);
+        edit.own(std::iter::once(page), std::iter::empty())?;
+        let mut old = [0; 8];
+        edit.patch(Piece { page, within, len: bytes }, |bytes| {
+            old[..bytes.len()].copy_from_slice(bytes);
+            let new = op.apply(u64::from_le_bytes(old)).to_le_bytes();
+            bytes.copy_from_slice(&new[..bytes.len()]);
         });
-        if matches!(result, Ok(false)) {
-            self.paused = Some(Paused::Update(Box::new(updating)));
-            return;
+        let (old, released) = (u64::from_le_bytes(old), edit.released);
+        space.remember(member, header.request, old);
+        drop(space);
+        service.shared.store.release(&released);
+        self.answer(service, header, Ok(old));
+        Ok(())
+    }
+}
+
+impl Work for Updating {
+    /// Makes pages ready, then enters the bytes.
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        let Service { shared, slice, posts, .. } = service;
+        let (arena, membership) = (connection.arena, connection.membership()?);
+        let all = (self.begun || self.make_ready(shared, arena, membership, slice)?)
+            && self.enter(shared, arena, membership, slice, posts)?;
+        if !all {
+            return Ok(Step::More);
         }
         // Frames that no page table has taken.
-        if !updating.frames.is_empty() {
-            shared.store.release(&updating.frames().collect::<Vec<_>>());
-        }
-        let Updating { header, mut frames, .. } = updating;
-        frames.clear();
-        self.arriving.frames = frames;
-        self.answer(shared, buffers, header, result.map(|_| 0));
+        self.release(shared);
+        connection.answer(service, header, Ok(0));
+        Ok(Step::Done)
     }
 
-    pub(super) fn fetch_op(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-    ) -> Result<(), End> {
-        let op = match FetchOp::parse(&header, self.link.table()) {
-            Ok(op) => op,
-            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
-        };
-        let result = self.membership().and_then(|membership| {
-            let mut space = membership.space()?;
-            if let Some(answer) = space.answered(membership.member, header.request) {
-                return Ok(answer);
-            }
-            let region = RegionId(header.region);
-            let bytes = op.kind.bytes();
-            space.is_ordinary(region)?;
-            space.view(membership.member, region)?.reaches(op.offset + bytes as u64)?;
-            let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
-            let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);
-            let (arena, member) = (self.arena, membership.member);
-            let mut edit = Edit { shared, arena, member, region, space: &mut space };
-            let mut frames = Vec::new();
-            if let Err(refused) = edit.own_pages(vec![page], &mut frames, &mut buffers.released) {
-                shared.store.release(&frames);
-                return Err(refused);
-            }
-            let mut old = [0; 8];
-            edit.patch(Piece { page, within, len: bytes }, |bytes| {
-                old[..bytes.len()].copy_from_slice(bytes);
-                let new = op.apply(u64::from_le_bytes(old)).to_le_bytes();
-                bytes.copy_from_slice(&new[..bytes.len()]);
-            });
-            let old = u64::from_le_bytes(old);
-            space.remember(membership.member, header.request, old);
-            Ok(old)
-        });
-        shared.store.release(&buffers.released);
-        buffers.released.clear();
-        self.answer(shared, buffers, header, result);
-        Ok(())
+    fn release(&mut self, shared: &Shared) {
+        if self.frames.is_empty() {
+            return;
+        }
+        let whole = self.whole.iter().map(|page| page.frame);
+        let frames: Vec<_> = whole.chain(self.frames[self.whole.len()..].iter().copied()).collect();
+        shared.store.release(&frames);
+    }
+
+    /// Others may have seen a part of it: the reaper finishes it.
+    fn leave(mut self: Box<Self>, connection: &Connection, shared: &Shared) {
+        if let Some(membership) = connection.membership.clone()
+            && self.begun
+        {
+            let arena = connection.arena;
+            shared.finish_later(Box::new(move |shared| self.finish(shared, arena, &membership)));
+        }
     }
 }
 
@@ -245,14 +166,19 @@ impl Updating {
         Self { header, part, frames, whole, ready, begun, entered, staged }
     }
 
-    /// What it holds.
-    pub(super) fn frames(&self) -> impl Iterator<Item = FrameIndex> {
-        let whole = self.whole.iter().map(|page| page.frame);
-        whole.chain(self.frames[self.whole.len()..].iter().copied())
-    }
-
-    pub(super) fn has_begun(&self) -> bool {
-        self.begun
+    /// Finishes it. Between two slices others have the lease.
+    fn finish(&mut self, shared: &Shared, arena: usize, membership: &Membership) {
+        let (mut slice, mut posts, mut goes_on) = (Slice::default(), Vec::new(), true);
+        while goes_on {
+            let began = Instant::now();
+            slice.begin();
+            let entered = self.enter(shared, arena, membership, &mut slice, &mut posts);
+            // If it cannot be finished, nobody waits for the answer.
+            goes_on = matches!(entered, Ok(false));
+            let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            membership.lease.tenant.worked(took);
+        }
+        shared.post(posts);
     }
 
     /// An error if the bytes must not be changed now: the lease may have been unlocked since this was asked.
@@ -294,7 +220,6 @@ impl Updating {
         {
             return Ok(true);
         }
-        let (mut released, mut frames) = (Vec::new(), Vec::new());
         while self.ready < self.part.window.len {
             let mut space = membership.space()?;
             if space.answered(membership.member, request).is_some() {
@@ -302,7 +227,7 @@ impl Updating {
             }
             self.is_allowed(&space, membership.member)?;
             let Self { part, ready, .. } = self;
-            let mut edit = Edit { shared, arena, member: membership.member, region, space: &mut space };
+            let mut edit = Edit::new(shared, arena, (membership.member, region), &mut space);
             let (mut pages, mut looks, mut last) = (Vec::new(), 0, None);
             for piece in part.window.pieces_of(*ready, part.window.len - *ready) {
                 if pages.len() >= PAGES_AT_ONCE || looks >= LOOKED_AT_AT_ONCE {
@@ -320,12 +245,10 @@ impl Updating {
                     pages.push(piece.page);
                 }
             }
-            let made = edit.own_pages(pages, &mut frames, &mut released);
+            let made = edit.own(pages.into_iter(), std::iter::empty());
+            let released = edit.released;
             drop(space);
-            shared.store.release(&frames);
             shared.store.release(&released);
-            frames.clear();
-            released.clear();
             made?;
             if self.ready < self.part.window.len && slice.is_over() {
                 return Ok(false);
@@ -353,10 +276,10 @@ impl Updating {
         {
             return if answer == ENDED_HALFWAY { Err(ended_halfway()) } else { Ok(true) };
         }
-        let mut released = Vec::new();
-        let entered = self
-            .is_allowed(&space, member)
-            .and_then(|()| self.enter_some(shared, arena, member, &mut space, &mut released, slice));
+        let allowed = self.is_allowed(&space, member);
+        let mut edit = Edit::new(shared, arena, (member, RegionId(self.header.region)), &mut space);
+        let entered = allowed.and_then(|()| self.enter_some(&mut edit, slice));
+        let released = edit.released;
         match &entered {
             Ok(false) => space.update_begun(member),
             Ok(true) => {
@@ -365,7 +288,7 @@ impl Updating {
                 if self.part.update.is_none() {
                     let low = self.part.window.program.bounds().0.cast_unsigned();
                     let bytes = (RegionId(self.header.region), low, self.part.window.len.into());
-                    super::queue::bytes_came(shared, &mut space, posts, bytes);
+                    shared.bytes_came(&mut space, posts, bytes);
                 }
             }
             Err(_) if self.begun => {
@@ -378,26 +301,14 @@ impl Updating {
         drop(space);
         shared.store.release(&released);
         if matches!(entered, Ok(true)) {
-            for counts in [&shared.shards[arena].counts, &membership.lease.counts] {
-                count(&counts.puts, 1);
-                count(&counts.put_pages, self.part.whole.len() as u64);
-                count(&counts.bytes_in, self.header.bulk_len.into());
-            }
+            let came = (self.part.whole.len(), self.header.bulk_len);
+            count_written(shared, arena, &membership.lease, came);
         }
         entered
     }
 
-    fn enter_some(
-        &mut self,
-        shared: &Shared,
-        arena: usize,
-        member: MemberId,
-        space: &mut LeaseSpace,
-        released: &mut Vec<FrameIndex>,
-        slice: &mut Slice,
-    ) -> Result<bool, Refused> {
-        let Self { header, part, frames, whole, begun, entered, staged, .. } = self;
-        let mut edit = Edit { shared, arena, member, region: RegionId(header.region), space };
+    fn enter_some(&mut self, edit: &mut Edit<'_>, slice: &mut Slice) -> Result<bool, Refused> {
+        let Self { part, frames, whole, begun, entered, staged, .. } = self;
         let mut pieces = part.window.pieces_of(*entered, part.window.len - *entered).peekable();
         let mut some: Vec<Piece> = Vec::new();
         loop {
@@ -411,7 +322,8 @@ impl Updating {
                     some.push(piece);
                 }
             }
-            edit.own(some.iter().map(|piece| piece.page), part, whole, released)?;
+            let whole_pages = part.whole.iter().copied().zip(whole.iter().copied());
+            edit.own(some.iter().map(|piece| piece.page), whole_pages)?;
             if !*begun {
                 *begun = true;
                 // They are the page tables' now.
@@ -442,6 +354,28 @@ impl Part {
     /// A correct client never writes a page as a whole and in part in one request.
     fn is_written_twice(&self, piece: &Piece) -> bool {
         !self.sorted.is_empty() && self.in_place(piece) && self.sorted.binary_search(&piece.page).is_ok()
+    }
+
+    /// Where its bytes are to come.
+    fn lay_out(&mut self, shared: &Shared, frames: &[FrameIndex], places: &mut Vec<PieceMut>) {
+        places.clear();
+        let staging = self.staging.as_mut_ptr();
+        let (mut at, mut frames) = (0, frames.iter());
+        let all = [Block { len: self.window.len, whole: false }];
+        let blocks = if self.update.is_some() { &all[..] } else { &self.blocks[..] };
+        for block in blocks {
+            let len = block.len as usize;
+            let ptr = if block.whole {
+                shared.store.memory(*frames.next().expect("a frame for each whole page"))
+            } else {
+                at += len;
+                staging.wrapping_add(at - len)
+            };
+            match places.last_mut() {
+                Some(last) if last.ptr.wrapping_add(last.len) == ptr => last.len += len,
+                _ => places.push(PieceMut { ptr, len }),
+            }
+        }
     }
 
     /// The checksums of the whole pages.
