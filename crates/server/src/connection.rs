@@ -16,11 +16,13 @@ mod requests;
 mod scan;
 mod update;
 
+use crate::block::Blocks;
 use crate::collect::Gathered;
-use crate::connection::leases::Parked;
 use crate::held::{BufferPool, Held};
+use crate::lease::{Lease, Space};
 use crate::refused::Refused;
-use crate::shared::{Lease, OWN_REPLY_BYTES, Posts, Replies, Shared, Space};
+use crate::replies::{OWN_REPLY_BYTES, Replies};
+use crate::shared::{Posts, Shared};
 use crate::slice::Slice;
 use crate::store::Scratch;
 use crate::tenants::Tenant;
@@ -119,6 +121,8 @@ pub(super) enum Turn {
 /// What a shard has for the requests of its connections, one at a time.
 pub(super) struct Service {
     pub(super) shared: Arc<Shared>,
+    /// For the status.
+    blocks: Arc<Blocks>,
     pub(super) slice: Slice,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
@@ -137,9 +141,10 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, blocks: Arc<Blocks>) -> Self {
         Self {
             shared,
+            blocks,
             slice: Slice::default(),
             posts: Posts::default(),
             alarm: None,
@@ -276,7 +281,8 @@ pub(super) struct Connection {
     membership: Option<Membership>,
     /// What goes on with the next turn.
     work: Option<(Header, Box<dyn Work>)>,
-    parked: Option<Parked>,
+    /// A request for memory that is free as soon as closing leases have been freed.
+    parked: Option<(Header, Box<dyn Work>)>,
     /// What begins when the bytes of its request have arrived.
     arriving: Option<Box<dyn Work>>,
     /// Bytes that were collected for answers since the last flush.
@@ -397,7 +403,7 @@ impl Connection {
     }
 
     pub(super) fn tenant_name(&self) -> String {
-        super::tenants::in_words(self.tenant.name)
+        crate::tenants::in_words(self.tenant.name)
     }
 
     /// Sends what is queued, for a slice: what has stopped goes on with the next turn.

@@ -1,7 +1,8 @@
 //! Frees what members leave behind, and gives up the ones that do not come back. Freeing gigabytes takes a
 //! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
-use super::shared::{Lease, Shared, Task};
+use super::lease::Lease;
+use super::shared::{Shared, Task};
 use super::tenants::in_words;
 use rampool_lease::{Departed, Pressure, Tick};
 use std::sync::atomic::Ordering;

@@ -6,10 +6,12 @@
 //! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to do,
 //! those whose handshake goes on as if they were one tenant more.
 
+use super::block::Blocks;
 use super::connection::{Connection, End, Service, Turn};
 use super::held::Held;
-use super::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
-use super::shared::{Arrival, Shared, lock};
+use super::lock::lock;
+use super::poll_set::{Events, Idle, PollSet, Ready, is_want, slot_of, token};
+use super::shared::{Arrival, Shared};
 use super::tenants::Tenant;
 use super::unauthenticated::Unauthenticated;
 use rampool_lease::{Payer, Shares};
@@ -125,13 +127,14 @@ impl Shard {
     pub(super) fn new(
         index: usize,
         shared: Arc<Shared>,
+        blocks: Arc<Blocks>,
         listeners: Vec<Listener>,
     ) -> Result<Self, rustix::io::Errno> {
         let poll = PollSet::new(&shared.shards[index].doorbell, listeners)?;
         let (slots, free, warm) = (Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
         let (unauthenticated, turned_away) = (Unauthenticated::default(), Unauthenticated::default());
-        let service = Service::new(Arc::clone(&shared));
+        let service = Service::new(Arc::clone(&shared), blocks);
         let (turning_away, next_shard) = (0, 0);
         Ok(Self {
             index,
@@ -230,7 +233,6 @@ impl Shard {
             self.close(index, &End::Stopping);
         }
         if self.index == 0 {
-            self.shared.log_repeated_peer_errors(true);
             self.shared.log_repeated(true);
         }
     }
@@ -855,7 +857,6 @@ impl Shard {
     fn sweep(&mut self, now: Instant) {
         self.poll.listen(true);
         if self.index == 0 {
-            self.shared.log_repeated_peer_errors(false);
             self.shared.log_repeated(false);
         }
         let silence = self.shared.config.silence;
@@ -983,10 +984,4 @@ fn shakes(slots: &[Slot], token: u64) -> bool {
     slots
         .get(slot_of(token))
         .is_some_and(|slot| slot.has(token) && matches!(slot.state, State::Shaking { .. }))
-}
-
-/// Whether a connection could not be accepted for lack of a resource, so that it waits in the kernel. After
-/// other errors it is gone.
-pub(super) fn is_want(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

@@ -421,7 +421,7 @@ fn a_shard_that_was_kept_away_for_longer_than_a_silence_hears_its_clients_before
     let mailbox = &server.shared.shards[0];
     let (mut client, kept) = loop {
         let client = Client::with_lease(server.addr(), open_policy(), MIB);
-        let kept = super::shared::lock(&mailbox.arrivals);
+        let kept = crate::lock::lock(&mailbox.arrivals);
         mailbox.ring();
         // Once it has heard the doorbell it waits for the lock.
         while is_readable(mailbox.doorbell.as_fd()) {

@@ -4,9 +4,11 @@
 //! Connections are socket pairs. What a client writes and what it is answered are bytes.
 
 use super::connection::{Connection, End, Service, Turn};
+use super::lease::Duty;
+use super::lock::lock;
 use super::reaper::{give_up, perform};
-use super::shared::{Lease, Shared, Task};
-use super::{Blocks, ServerConfig, copy_worker};
+use super::shared::{Shared, Task};
+use super::{Blocks, ServerConfig};
 use rampool_lease::{ConnectionNumber, Tick};
 use rampool_net::transport::{Handshake, LocalPolicy, Stream};
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease, PageEntry};
@@ -27,7 +29,7 @@ pub struct Threadless {
     /// What the reaper has not done yet.
     waiting: Vec<Task>,
     /// Nobody carries them out.
-    _copies: Receiver<copy_worker::Duty>,
+    _copies: Receiver<Duty>,
     service: Service,
     /// A connection's number is its place; those that are over leave it empty.
     connections: Vec<Option<(Connection, UnixStream)>>,
@@ -49,9 +51,9 @@ impl Threadless {
         let config = ServerConfig { shards: 1, lock_memory: false, ..config };
         let store = super::new_store(&config);
         let (shared, tasks, copies) = Shared::new(config, store).expect("a descriptor");
-        shared.offer(Blocks::open(&shared, &shared.config.block).expect("there are no exports"));
+        let blocks = Arc::new(Blocks::open(&shared, &shared.config.block).expect("there are no exports"));
         let shared = Arc::new(shared);
-        let (waiting, service) = (Vec::new(), Service::new(Arc::clone(&shared)));
+        let (waiting, service) = (Vec::new(), Service::new(Arc::clone(&shared), blocks));
         Self { shared, tasks, waiting, _copies: copies, service, connections: Vec::new() }
     }
 
@@ -156,7 +158,7 @@ impl Threadless {
             give_up(&self.shared, Tick(u64::MAX));
         }
         for place in 0..self.connections.len() {
-            let posts = std::mem::take(&mut *super::shared::lock(&self.shared.shards[0].posts));
+            let posts = std::mem::take(&mut *lock(&self.shared.shards[0].posts));
             posts.into_iter().for_each(|post| self.bring(post));
             if let Some((connection, _)) = &mut self.connections[place] {
                 connection.queue_alarm(&mut self.service);
@@ -175,9 +177,7 @@ impl Threadless {
     pub fn open(&mut self, bytes: u64, token: LeaseToken) -> Option<(LeaseId, MemberId)> {
         let request = OpenLease { bytes, pid: 1, name: String::new(), host: String::new() };
         let (id, member) = self.shared.directory().open(None, &request, token).ok()?;
-        let lease = Lease::new(&self.shared, id, bytes, &self.shared.tenants.of(None));
-        lease.space().member_joined(member, ConnectionNumber::FIRST);
-        self.shared.add_lease(Arc::new(lease));
+        self.shared.open_lease(id, member, bytes, self.shared.tenants.of(None));
         Some((id, member))
     }
 

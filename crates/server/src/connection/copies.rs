@@ -1,7 +1,7 @@
 //! `Copy`: orders for the lease's copy worker, and their ends.
 
 use super::{Connection, Handled, Membership, Service};
-use crate::copy_worker::{Delivered, Order};
+use crate::lease::{Delivered, Order};
 use rampool_wire::frame::{CopyRequest, Header};
 
 impl Connection {

@@ -1,12 +1,11 @@
 //! Pages of one region, changed while its lease is locked. They are made ready first: each in a frame to which
 //! only the page table refers.
 
-use super::update::Part;
 use crate::collect::{LINE_BYTES, ZEROES};
 use crate::refused::Refused;
 use crate::shared::Shared;
 use rampool_lease::{FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage};
-use rampool_wire::elements::combine;
+use rampool_wire::elements::{Combine, Kind, combine};
 use rampool_wire::frame::{MemberId, Piece, RegionId, Status, ZERO_PAGE_CRC, patched_crc};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
@@ -108,7 +107,12 @@ impl<'a> Edit<'a> {
     ///
     /// Pieces in a row that are of one page are one change of it: to look for a page and to follow its
     /// checksum takes far longer than to change a few bytes.
-    pub(super) fn change(&mut self, part: &Part, pieces: &[Piece], mut at: usize) -> usize {
+    pub(super) fn change(
+        &mut self,
+        (staging, update): (&[u8], Option<(Kind, Combine)>),
+        pieces: &[Piece],
+        mut at: usize,
+    ) -> usize {
         for together in pieces.chunk_by(|one, next| one.page == next.page) {
             let first = &together[0];
             let mut span = first.within..first.within + first.len;
@@ -118,10 +122,10 @@ impl<'a> Edit<'a> {
             let all = Piece { page: first.page, within: span.start, len: span.len() };
             self.patch(all, |target| {
                 for piece in together {
-                    let bytes = &part.staging[at..at + piece.len];
+                    let bytes = &staging[at..at + piece.len];
                     at += piece.len;
                     let target = &mut target[piece.within - span.start..][..piece.len];
-                    match part.update {
+                    match update {
                         None => target.copy_from_slice(bytes),
                         Some((kind, how)) => combine(kind, how, target, bytes),
                     }

@@ -7,8 +7,8 @@
 //! use under way. What is [published](crate::published) other connections use too.
 
 use super::{Connection, End, Fail, Handled, Service, no_lease, tell};
+use crate::lease::Lease;
 use crate::refused::Refused;
-use crate::shared::Lease;
 use rampool_kernel::sealed::SealedMemory;
 use rampool_net::transport::{Piece, PieceMut};
 use rampool_pinning::keys::{

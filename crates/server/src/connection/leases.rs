@@ -1,8 +1,9 @@
 //! Leases: to open, to resize, to join, to leave one.
 
-use super::{Connection, End, Fail, Handled, Membership, Service, Step, Work, tell};
+use super::{Connection, End, Handled, Membership, Service, Step, Work, tell};
+use crate::lease::Lease;
 use crate::refused::Refused;
-use crate::shared::{Lease, Shared};
+use crate::shared::Shared;
 use rampool_lease::{AttachError, ConnectionNumber, OpenError, ResizeError, resize_lease};
 use rampool_net::key::random_bytes;
 use rampool_wire::frame::{AttachLease, Granted, Header, LeaseToken, MemberId, OpenLease, Status};
@@ -15,11 +16,10 @@ const LEASE_WAIT: Duration = Duration::from_secs(4);
 const SHORT_OF_MEMORY: &str =
     "the server's machine is short of memory, so it gives no new leases for now; wait, or use another server";
 
-/// A request for memory that is free as soon as closing leases have been freed.
-pub(super) struct Parked {
-    header: Header,
+/// A request for memory. While that is about to be given back, it waits.
+struct Asking {
     ask: Ask,
-    until: Instant,
+    until: Option<Instant>,
 }
 
 enum Ask {
@@ -52,45 +52,29 @@ struct Attaching {
 impl Connection {
     pub(super) fn open_lease(&mut self, service: &mut Service, header: Header) -> Handled {
         let request = OpenLease::parse(self.link.table())?;
-        self.ask(service, header, Ask::Open(request), None)
+        self.ask(service, header, Ask::Open(request))
     }
 
     pub(super) fn resize_lease(&mut self, service: &mut Service, header: Header) -> Handled {
-        self.ask(service, header, Ask::Resize(header.arg), None)
+        self.ask(service, header, Ask::Resize(header.arg))
     }
 
-    /// Asks for memory, and replies, unless the memory is about to be given back: then the request waits
-    /// until `until` at the latest.
-    fn ask(&mut self, service: &mut Service, header: Header, ask: Ask, until: Option<Instant>) -> Handled {
+    fn ask(&mut self, service: &mut Service, header: Header, ask: Ask) -> Handled {
         if self.parked.is_some() {
             let said = "another request for memory of this connection waits";
             return Err(Refused::new(Status::BadRequest, said).into());
         }
-        let asked = match &ask {
-            Ask::Open(request) => self.open(service, header, request),
-            Ask::Resize(bytes) => self.resize(service, header, *bytes),
-        };
-        match asked {
-            Ok(()) => Ok(()),
-            Err(Denied::Refused(refused)) => Err(refused.into()),
-            Err(Denied::Later(refused)) => {
-                let now = Instant::now();
-                let until = until.unwrap_or(now + LEASE_WAIT);
-                if now >= until {
-                    return Err(refused.into());
-                }
-                self.parked = Some(Parked { header, ask, until });
-                Ok(())
-            }
-        }
+        self.parked = Some((header, Box::new(Asking { ask, until: None })));
+        self.ask_again(service);
+        Ok(())
     }
 
-    /// Retries what had to wait; called when a lease has closed, and now and then for the deadline.
+    /// Asks for memory; again when a lease has closed, and now and then for the deadline.
     pub(crate) fn ask_again(&mut self, service: &mut Service) {
-        if let Some(Parked { header, ask, until }) = self.parked.take()
-            && let Err(Fail::Refused(refused)) = self.ask(service, header, ask, Some(until))
+        if let Some((header, mut asking)) = self.parked.take()
+            && self.step(service, header, &mut *asking)
         {
-            self.refuse(service, header, &refused);
+            self.parked = Some((header, asking));
         }
     }
 
@@ -130,9 +114,7 @@ impl Connection {
             self.audit_refused(shared, request, &error);
             Denied::Refused(refused)
         })?;
-        let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
-        lease.space().member_joined(member, ConnectionNumber::FIRST);
-        shared.add_lease(Arc::clone(&lease));
+        let lease = shared.open_lease(id, member, request.bytes, Arc::clone(&self.tenant));
         if shared.may_log("lease granted", self.tenant.name) {
             let generation = self.identity.map(|tenant| tenant.generation);
             let OpenLease { bytes, name, host, pid } = request;
@@ -261,6 +243,29 @@ impl Connection {
 
 fn member_gone() -> Refused {
     Refused::new(Status::MemberGone, AttachError::MemberGone)
+}
+
+impl Work for Asking {
+    fn step(
+        &mut self,
+        connection: &mut Connection,
+        service: &mut Service,
+        header: Header,
+    ) -> Result<Step, Refused> {
+        let asked = match &self.ask {
+            Ask::Open(request) => connection.open(service, header, request),
+            Ask::Resize(bytes) => connection.resize(service, header, *bytes),
+        };
+        match asked {
+            Ok(()) => Ok(Step::Done),
+            Err(Denied::Refused(refused)) => Err(refused),
+            Err(Denied::Later(refused)) => {
+                let now = Instant::now();
+                let until = *self.until.get_or_insert(now + LEASE_WAIT);
+                if now < until { Ok(Step::More) } else { Err(refused) }
+            }
+        }
+    }
 }
 
 /// It becomes a member in the lease as well; while another thread works on that, later: no other connection of

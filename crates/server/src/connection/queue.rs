@@ -5,8 +5,9 @@
 
 use super::regions::Freeing;
 use super::{Connection, Handled, Service, tell};
+use crate::lease::Space;
 use crate::refused::Refused;
-use crate::shared::{Post, Space};
+use crate::shared::Post;
 use rampool_lease::{Asker, LeaseSpace, QueueId, Tick};
 use rampool_wire::frame::{
     AwaitBody, Header, NamedRegion, Push, PushHeads, QueueBounds, Settlement, Status, Take, WireError,

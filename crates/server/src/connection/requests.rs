@@ -199,7 +199,7 @@ impl Connection {
     }
 
     fn status(&mut self, service: &mut Service, header: Header) -> Handled {
-        let mut status = crate::status::collect(&service.shared, self.tenant.name);
+        let mut status = crate::status::collect(&service.shared, &service.blocks, self.tenant.name);
         let json = loop {
             let json = serde_json::to_vec(&status).expect("numbers and strings");
             if json.len() <= MAX_BULK_BYTES {

@@ -32,15 +32,15 @@ const ENDED_HALFWAY: u64 = 1;
 /// A `Scatter` or `Accumulate` whose bytes are on their way: whole pages into frames, the rest into
 /// `staging`.
 pub(super) struct Part {
-    pub(super) window: Window,
+    window: Window,
     /// Of a `Scatter`, with a checksum each.
-    pub(super) blocks: Vec<Block>,
-    pub(super) crcs: Vec<u32>,
-    pub(super) staging: Vec<u8>,
+    blocks: Vec<Block>,
+    crcs: Vec<u32>,
+    staging: Vec<u8>,
     /// Its whole pages, in its order, and sorted.
-    pub(super) whole: Vec<PageIndex>,
-    pub(super) sorted: Vec<PageIndex>,
-    pub(super) update: Option<(Kind, Combine)>,
+    whole: Vec<PageIndex>,
+    sorted: Vec<PageIndex>,
+    update: Option<(Kind, Combine)>,
 }
 
 /// A `Scatter` or `Accumulate` whose bytes are all here: its pages are made ready, and then changed.
@@ -330,7 +330,7 @@ impl Updating {
                 frames.clear();
                 whole.clear();
             }
-            *staged = edit.change(part, &some, *staged);
+            *staged = edit.change((&part.staging, part.update), &some, *staged);
             if *entered == part.window.len {
                 return Ok(true);
             }

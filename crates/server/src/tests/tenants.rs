@@ -1,7 +1,7 @@
 //! Tenants: keys of their own, quotas, what each may see, and shares of the server's time.
 
 use super::*;
-use crate::shared::lock;
+use crate::lock::lock;
 use rampool_lease::{Account, Payer, Quota, Revoked, Rules};
 use rampool_net::key::Key;
 use rampool_net::transport::{HandshakeError, connect};
