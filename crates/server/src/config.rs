@@ -50,7 +50,7 @@ pub struct ServerConfig {
     /// Lock the frames in memory.
     pub lock_memory: bool,
     /// Let clients on this machine, which come through a Unix socket, use shared memory instead:
-    /// [`rampool_net::transport::Means::Rings`].
+    /// [`rampool_net::transport::Means::RINGS`].
     pub rings: bool,
     /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
     /// for each page. Only for a server whose clients may read each other's memory anyway.

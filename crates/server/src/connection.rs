@@ -27,7 +27,7 @@ use crate::slice::Slice;
 use crate::store::Scratch;
 use crate::tenants::Tenant;
 use rampool_lease::{ConnectionNumber, FrameIndex, SpaceError, StoredPage};
-use rampool_net::transport::{Flush, Link, LinkError, Means, Piece, PieceMut, Urgency};
+use rampool_net::transport::{Flush, Link, LinkError, Piece, PieceMut, Urgency};
 use rampool_wire::frame::{
     Header, LeaseId, MemberId, Opcode, PageEntry, Status, WireError, encode_error, encode_frame,
 };
@@ -246,15 +246,12 @@ enum Step {
     More,
 }
 
+type Stepped = Result<Step, Refused>;
+
 /// A request that may take more than one turn: it takes a step in each, and others have theirs in between.
 trait Work: Send {
     /// Goes on from where it stopped. With an error, the request is refused.
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused>;
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped;
 
     /// Bytes of its reply, as far as it holds them: they count as queued ones do.
     fn bytes(&self) -> usize {
@@ -432,10 +429,7 @@ impl Connection {
     }
 
     fn flush_collected_bytes(&self) -> usize {
-        match self.link.means() {
-            Means::Rings => FLUSH_COLLECTED_BYTES,
-            Means::Tcp | Means::UnixSocket | Means::Ucx => FLUSH_COLLECTED_INTO_SOCKET_BYTES,
-        }
+        if self.link.shares_memory() { FLUSH_COLLECTED_BYTES } else { FLUSH_COLLECTED_INTO_SOCKET_BYTES }
     }
 
     /// Whether so many replies are queued for the client, or for all together, that no more requests are read
@@ -474,10 +468,11 @@ impl Connection {
     }
 
     /// Takes the first step of work. What is left of it goes on with the next turn.
-    fn begin(&mut self, service: &mut Service, header: Header, mut work: impl Work + 'static) {
+    fn begin(&mut self, service: &mut Service, header: Header, mut work: impl Work + 'static) -> Handled {
         if self.step(service, header, &mut work) {
             self.work = Some((header, Box::new(work)));
         }
+        Ok(())
     }
 
     /// Goes on with what has begun.
@@ -558,15 +553,16 @@ impl Connection {
         self.membership.as_ref().ok_or_else(no_lease)
     }
 
-    /// Queues a reply without pages.
-    fn answer(&mut self, service: &mut Service, header: Header, result: Result<u64, Refused>) {
-        match result {
-            Ok(arg) => {
-                let head = header.reply(Status::Ok).with_arg(arg).encode();
-                self.link.send_head(Urgency::Demand, &head, Held::nothing());
-            }
-            Err(refused) => self.refuse(service, header, &refused),
-        }
+    /// Queues a reply that is a number.
+    fn answer(&mut self, header: Header, arg: u64) {
+        let head = header.reply(Status::Ok).with_arg(arg).encode();
+        self.link.send_head(Urgency::Demand, &head, Held::nothing());
+    }
+
+    /// A request is answered.
+    fn done(&mut self, header: Header, arg: u64) -> Handled {
+        self.answer(header, arg);
+        Ok(())
     }
 
     /// Queues a reply with bytes of its own.

@@ -16,7 +16,7 @@ use super::tenants::Tenant;
 use super::unauthenticated::Unauthenticated;
 use rampool_lease::{Payer, Shares};
 use rampool_net::transport::{
-    Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants,
+    Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Peer, Stream, Wants,
 };
 use rampool_wire::session::{Refusal, features};
 use rustix::event::epoll;
@@ -119,7 +119,7 @@ impl Slot {
 
     /// The kernel does not report its bytes: it must be polled, or asked to ring.
     fn bypasses_kernel(&self) -> bool {
-        matches!(&self.state, State::Connected(connection) if matches!(connection.link().means(), Means::Rings | Means::Ucx))
+        matches!(&self.state, State::Connected(connection) if !connection.link().asks_kernel())
     }
 }
 

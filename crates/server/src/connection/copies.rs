@@ -26,6 +26,9 @@ impl Connection {
     /// A copy has ended.
     pub(crate) fn delivered(&mut self, service: &mut Service, done: Delivered) {
         self.copies -= 1;
-        self.answer(service, done.header, done.result);
+        match done.result {
+            Ok(arg) => self.answer(done.header, arg),
+            Err(refused) => self.refuse(service, done.header, &refused),
+        }
     }
 }

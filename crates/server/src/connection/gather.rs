@@ -9,7 +9,7 @@
 //! the page, so that bytes being sent do not change.
 
 use super::keyed::split;
-use super::{Connection, Handled, Membership, Service, Step, Work, count_read, no_lease, tell};
+use super::{Connection, Handled, Membership, Service, Step, Stepped, Work, count_read, no_lease, tell};
 use crate::collect::{Gathered, LINE_BYTES, lies_plain};
 use crate::held::Held;
 use crate::refused::Refused;
@@ -34,18 +34,23 @@ impl Connection {
     pub(super) fn gather(&mut self, service: &mut Service, header: Header) -> Handled {
         let (place, table) = split(&header, self.link.table())?;
         let window = Window::parse(table)?;
-        self.gather_window(service, header, place, window);
-        Ok(())
+        self.gather_window(service, header, place, window)
     }
 
-    fn gather_window(&mut self, service: &mut Service, header: Header, place: Option<ByKey>, window: Window) {
+    fn gather_window(
+        &mut self,
+        service: &mut Service,
+        header: Header,
+        place: Option<ByKey>,
+        window: Window,
+    ) -> Handled {
         let mut gathered = service.gathered.take();
         // What is copied here does not have to stay until it has been sent.
         gathered.copied = place.is_none() && self.link.copies(window.len as usize);
         if !gathered.copied {
             gathered.buffer = service.buffer_pool.take(window.len as usize);
         }
-        self.begin(service, header, Gathering { place, window, gathered });
+        self.begin(service, header, Gathering { place, window, gathered })
     }
 
     /// A part of one page: where the link copies it, straight from the page into what leaves.
@@ -57,8 +62,7 @@ impl Connection {
         let run = Program::run(piece.offset().cast_signed(), piece.len as u64)
             .expect("a part of a page of a region");
         let window = Window { program: run, from: 0, len: u32::try_from(piece.len).expect("at most a page") };
-        self.gather_window(service, header, None, window);
-        Ok(())
+        self.gather_window(service, header, None, window)
     }
 
     /// False, with no effect, if the page is packed.
@@ -83,12 +87,7 @@ impl Connection {
 }
 
 impl Work for Gathering {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let Self { place, window, gathered } = self;
         let Connection { link, membership, exposures, arena, collected, .. } = connection;
         let Service { shared, slice, head, table, buffer_pool, .. } = service;

@@ -3,7 +3,7 @@
 //! A batch of keys is copied, then the elements that belong to them, then both are counted. Memory is bounded
 //! by what one request may look at, and is charged as a reply is.
 
-use super::{Connection, Service, Step, Work, count_read};
+use super::{Connection, Service, Step, Stepped, Work, count_read};
 use crate::collect::{PACKED_COUNTS_FOR, PIECES_AT_ONCE, Unpacked, ZEROES, copy_small_runs};
 use crate::refused::Refused;
 use crate::shared::Shared;
@@ -127,12 +127,7 @@ impl Copier<'_, '_> {
 }
 
 impl Work for Grouping {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let region = RegionId(header.region);
         if !self.collect(connection, region, &service.shared, &mut service.slice)? {
             return Ok(Step::More);

@@ -146,15 +146,12 @@ impl Connection {
         } else {
             self.keep(grant, memory.as_ref()).map_err(Fail::Refused)
         };
-        match kept {
-            // It is memory, which is closed at once.
-            Ok(()) => self.answer(service, header, Ok(0)),
-            Err(fail) => {
-                memory.into_iter().for_each(|fd| service.shared.close_elsewhere(fd));
-                return Err(fail);
-            }
+        if let Err(fail) = kept {
+            memory.into_iter().for_each(|fd| service.shared.close_elsewhere(fd));
+            return Err(fail);
         }
-        Ok(())
+        // It is memory, which is closed at once.
+        self.done(header, 0)
     }
 
     fn keep(&mut self, grant: Grant, memory: Option<&OwnedFd>) -> Result<(), Refused> {
@@ -179,11 +176,10 @@ impl Connection {
     }
 
     /// Forgets a key. No use of it is under way: each ends with the request that began it.
-    pub(super) fn revoke(&mut self, service: &mut Service, header: Header) -> Handled {
+    pub(super) fn revoke(&mut self, _: &mut Service, header: Header) -> Handled {
         self.exposures.keys.revoke(parse_revocation(self.link.table())?);
         assert!(self.exposures.drain(), "a revocation is answered when nothing is under way");
-        self.answer(service, header, Ok(0));
-        Ok(())
+        self.done(header, 0)
     }
 
     /// Publishes memory, or uses what another member has published.

@@ -1,6 +1,6 @@
 //! Leases: to open, to resize, to join, to leave one.
 
-use super::{Connection, End, Handled, Membership, Service, Step, Work, tell};
+use super::{Connection, End, Handled, Membership, Service, Step, Stepped, Work, tell};
 use crate::lease::Lease;
 use crate::refused::Refused;
 use crate::shared::Shared;
@@ -156,7 +156,7 @@ impl Connection {
             let is_later = matches!(error, ResizeError::Closing { .. });
             if is_later { Denied::Later(refused) } else { Denied::Refused(refused) }
         })?;
-        self.answer(service, header, Ok(0));
+        self.answer(header, 0);
         Ok(())
     }
 
@@ -178,8 +178,7 @@ impl Connection {
         })?;
         let lease = shared.lease(request.lease).ok_or_else(member_gone)?;
         let token = request.token;
-        self.begin(service, header, Attaching { lease, member, connection, token, lease_bytes });
-        Ok(())
+        self.begin(service, header, Attaching { lease, member, connection, token, lease_bytes })
     }
 
     fn has_no_lease(&self) -> Result<(), Refused> {
@@ -225,7 +224,7 @@ impl Connection {
                 tracing::debug!(lease = lease.0, member = header.arg, "dismissed");
                 shared.depart(departed);
             }
-            self.answer(service, header, Ok(0));
+            self.answer(header, 0);
             return Ok(());
         }
         if let Some(Membership { lease, member, connection }) = self.membership.take() {
@@ -236,7 +235,7 @@ impl Connection {
             drop(directory);
             departed.into_iter().for_each(|departed| shared.depart(departed));
         }
-        self.answer(service, header, Ok(0));
+        self.answer(header, 0);
         Err(End::Goodbye.into())
     }
 }
@@ -246,12 +245,7 @@ fn member_gone() -> Refused {
 }
 
 impl Work for Asking {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let asked = match &self.ask {
             Ask::Open(request) => connection.open(service, header, request),
             Ask::Resize(bytes) => connection.resize(service, header, *bytes),
@@ -271,12 +265,7 @@ impl Work for Asking {
 /// It becomes a member in the lease as well; while another thread works on that, later: no other connection of
 /// this shard waits for a lease that is none of its own.
 impl Work for Attaching {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let shared = &service.shared;
         let Some(stays) = shared.attach_member(&self.lease, self.member, self.connection) else {
             return Ok(Step::More);

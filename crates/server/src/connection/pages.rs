@@ -1,8 +1,8 @@
 //! Whole pages: `Get`, `Put`, `Discard`. They leave from their frames, and arrive in theirs.
 
 use super::{
-    Connection, Handled, LOOK_AT_CLOCK_AFTER, Pages, Service, Step, Work, count, count_read, count_written,
-    no_lease, tell,
+    Connection, Handled, LOOK_AT_CLOCK_AFTER, Pages, Service, Step, Stepped, Work, count, count_read,
+    count_written, no_lease, tell,
 };
 use crate::held::Held;
 use crate::refused::Refused;
@@ -39,8 +39,7 @@ impl Connection {
     pub(super) fn get(&mut self, service: &mut Service, header: Header) -> Handled {
         let mut pages = service.pages.take();
         parse_extents(&header, self.link.table(), &mut pages.extents)?;
-        self.begin(service, header, Getting(pages));
-        Ok(())
+        self.begin(service, header, Getting(pages))
     }
 
     /// The table of a `Put`: takes frames for the pages and lets them come.
@@ -53,8 +52,7 @@ impl Connection {
         service.lens.extend(lens);
         service.places.clear();
         if let Err(refused) = self.take_frames(service, &mut pages.frames) {
-            self.sink(service, header, refused);
-            return Ok(());
+            return self.sink(service, header, refused);
         }
         let memory = |(frame, len): (&FrameIndex, &u32)| PieceMut {
             ptr: service.shared.store.memory(*frame),
@@ -63,11 +61,9 @@ impl Connection {
         service.places.extend(pages.frames.iter().zip(&service.lens).map(memory));
         let putting = Putting { pages, settled: 0 };
         if header.bulk_len == 0 {
-            self.begin(service, header, putting);
-        } else {
-            self.await_bytes(service, putting);
+            return self.begin(service, header, putting);
         }
-        Ok(())
+        self.await_bytes(service, putting)
     }
 
     /// Takes a frame for each of the lengths.
@@ -80,21 +76,22 @@ impl Connection {
     }
 
     /// Lets the bytes of a request come to the places that are laid out, which are the work's.
-    pub(super) fn await_bytes(&mut self, service: &Service, work: impl Work + 'static) {
+    pub(super) fn await_bytes(&mut self, service: &Service, work: impl Work + 'static) -> Handled {
         assert!(self.arriving.is_none(), "one put arrives at a time");
         self.arriving = Some(Box::new(work));
         // SAFETY: the work has frames and a buffer of its own, which it keeps until `Bulk`, or until the link
         // is used no more; the sink belongs to the shard, is never read, and outlives its connections.
         unsafe { self.link.place(&service.places) };
+        Ok(())
     }
 
     /// Lets the bytes of a request come to nowhere, and then refuses it.
-    pub(super) fn sink(&mut self, service: &mut Service, header: Header, refused: Refused) {
+    pub(super) fn sink(&mut self, service: &mut Service, header: Header, refused: Refused) -> Handled {
         if header.bulk_len == 0 {
-            return self.refuse(service, header, &refused);
+            return Err(refused.into());
         }
         service.lay_out_sink(header.bulk_len as usize);
-        self.await_bytes(service, Refusing(refused));
+        self.await_bytes(service, Refusing(refused))
     }
 
     pub(super) fn discard(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -104,25 +101,19 @@ impl Connection {
         if let Some(membership) = &self.membership {
             count(&membership.lease.counts.discards, 1);
         }
-        self.begin(service, header, Discarding(extents));
-        Ok(())
+        self.begin(service, header, Discarding(extents))
     }
 }
 
 impl Work for Refusing {
-    fn step(&mut self, _: &mut Connection, _: &mut Service, _: Header) -> Result<Step, Refused> {
+    fn step(&mut self, _: &mut Connection, _: &mut Service, _: Header) -> Stepped {
         let Refused { status, arg, message } = &mut self.0;
         Err(Refused { status: *status, arg: *arg, message: std::mem::take(message) })
     }
 }
 
 impl Work for Getting {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let Connection { link, membership, arena, .. } = connection;
         let shared = &service.shared;
         let membership = membership.as_ref().ok_or_else(no_lease)?;
@@ -198,12 +189,7 @@ impl Getting {
 }
 
 impl Work for Putting {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         if !self.settle(&service.shared, connection.arena, &mut service.slice, &mut service.scratch) {
             return Ok(Step::More);
         }
@@ -223,7 +209,7 @@ impl Work for Putting {
         count_written(shared, connection.arena, &membership.lease, (stored.len(), header.bulk_len));
         shared.store.release(released);
         if stored_at.is_empty() {
-            connection.answer(service, header, Ok(0));
+            connection.answer(header, 0);
         } else {
             service.table.clear();
             push_places(&mut service.table, stored_at);
@@ -260,12 +246,7 @@ impl Putting {
 }
 
 impl Work for Discarding {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let (region, mut released) = (RegionId(header.region), Vec::new());
         loop {
             let all = connection.membership().and_then(|membership| {
@@ -277,7 +258,7 @@ impl Work for Discarding {
             service.shared.store.release(&released);
             released.clear();
             if all? {
-                connection.answer(service, header, Ok(0));
+                connection.answer(header, 0);
                 return Ok(Step::Done);
             }
             if service.slice.is_over() {

@@ -34,8 +34,7 @@ impl Connection {
     /// The answer comes when its pages are free.
     pub(super) fn free_queue(&mut self, service: &mut Service, header: Header) -> Handled {
         self.act(service, header, |space, _, _| space.free_queue(QueueId(header.arg)))?;
-        self.begin(service, header, Freeing);
-        Ok(())
+        self.begin(service, header, Freeing)
     }
 
     pub(super) fn list_queues(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -69,16 +68,14 @@ impl Connection {
         let (queue, push) = (QueueId(header.arg), Push::parse(self.link.table())?);
         let timeout_ms = push.timeout_ms;
         self.act(service, header, |space, tick, asker| space.push(tick, asker, queue, &push))?;
-        self.asked(service, header, timeout_ms);
-        Ok(())
+        self.asked(service, header, timeout_ms)
     }
 
     pub(super) fn push_heads(&mut self, service: &mut Service, header: Header) -> Handled {
         let (queue, heads) = (QueueId(header.arg), PushHeads::parse(self.link.table())?);
         let timeout_ms = heads.timeout_ms;
         self.act(service, header, |space, tick, asker| space.push_heads(tick, asker, queue, &heads))?;
-        self.asked(service, header, timeout_ms);
-        Ok(())
+        self.asked(service, header, timeout_ms)
     }
 
     pub(super) fn take(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -87,8 +84,7 @@ impl Connection {
             space.take(tick, asker, queue, &take);
             Ok::<_, Refused>(())
         })?;
-        self.asked(service, header, take.timeout_ms);
-        Ok(())
+        self.asked(service, header, take.timeout_ms)
     }
 
     pub(super) fn settle(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -97,8 +93,7 @@ impl Connection {
         let settled = self.act(service, header, |space, _, Asker { member, .. }| {
             space.settle(member, queue, &numbers, how)
         })?;
-        self.answer(service, header, Ok(settled));
-        Ok(())
+        self.done(header, settled)
     }
 
     pub(super) fn await_body(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -107,8 +102,7 @@ impl Connection {
             space.await_body(tick, asker, queue, wait.number, wait.timeout_ms);
             Ok::<_, Refused>(())
         })?;
-        self.asked(service, header, wait.timeout_ms);
-        Ok(())
+        self.asked(service, header, wait.timeout_ms)
     }
 
     /// Does something with queues. Answers that follow from it are among the posts.
@@ -128,7 +122,7 @@ impl Connection {
     }
 
     /// A request waits, or its answer is among the posts.
-    fn asked(&mut self, service: &mut Service, header: Header, timeout_ms: u32) {
+    fn asked(&mut self, service: &mut Service, header: Header, timeout_ms: u32) -> Handled {
         if timeout_ms > 0 {
             service.set_alarm(service.shared.now().0.saturating_add(timeout_ms.into()));
         }
@@ -147,6 +141,7 @@ impl Connection {
             let post = service.posts.remove(at);
             self.told(service, post);
         }
+        Ok(())
     }
 
     /// The answer to a request that waited, if it still does.

@@ -1,6 +1,6 @@
 //! Regions: to make, to open, to clone, to take over, to free one.
 
-use super::{Connection, Handled, Service, Step, Work};
+use super::{Connection, Handled, Service, Step, Stepped, Work};
 use crate::refused::Refused;
 use crate::shared::Shared;
 use rampool_lease::{LeaseSpace, RegionSelector};
@@ -18,37 +18,33 @@ struct Cloning;
 pub(super) struct Freeing;
 
 impl Connection {
-    pub(super) fn create_region(&mut self, service: &mut Service, header: Header) -> Handled {
+    pub(super) fn create_region(&mut self, _: &mut Service, header: Header) -> Handled {
         let membership = self.membership()?;
         let member = membership.member;
         let made = membership.space()?.make(0, |space| {
             space.make_once(member, header.request, |space| space.create_region(member).map(Some))
         });
         let region = made?.expect("it is made at once").0;
-        self.answer(service, Header { region, ..header }, Ok(0));
-        Ok(())
+        self.done(Header { region, ..header }, 0)
     }
 
     pub(super) fn clone_region(&mut self, service: &mut Service, header: Header) -> Handled {
-        self.begin(service, header, Cloning);
-        Ok(())
+        self.begin(service, header, Cloning)
     }
 
-    pub(super) fn adopt_region(&mut self, service: &mut Service, header: Header) -> Handled {
+    pub(super) fn adopt_region(&mut self, _: &mut Service, header: Header) -> Handled {
         let membership = self.membership()?;
         membership.space()?.adopt_region(membership.member, RegionId(header.region))?;
-        self.answer(service, header, Ok(0));
-        Ok(())
+        self.done(header, 0)
     }
 
     pub(super) fn free_region(&mut self, service: &mut Service, header: Header) -> Handled {
         let membership = self.membership()?;
         membership.space()?.free_region(membership.member, RegionId(header.region))?;
-        self.begin(service, header, Freeing);
-        Ok(())
+        self.begin(service, header, Freeing)
     }
 
-    pub(super) fn open_region(&mut self, service: &mut Service, header: Header) -> Handled {
+    pub(super) fn open_region(&mut self, _: &mut Service, header: Header) -> Handled {
         let table = self.link.table();
         let membership = self.membership()?;
         let bad = |message: &str| Refused::new(Status::BadRequest, message);
@@ -65,18 +61,12 @@ impl Connection {
         let opened =
             membership.space()?.make(0, |space| space.open_region(membership.member, selector, header.arg));
         let (region, bytes) = opened?;
-        self.answer(service, Header { region: region.0, ..header }, Ok(bytes));
-        Ok(())
+        self.done(Header { region: region.0, ..header }, bytes)
     }
 }
 
 impl Work for Cloning {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let region = RegionId(header.region);
         loop {
             let membership = connection.membership()?;
@@ -90,7 +80,7 @@ impl Work for Cloning {
             }
             drop(space);
             if let Some(clone) = made? {
-                connection.answer(service, Header { region: clone.0, ..header }, Ok(0));
+                connection.answer(Header { region: clone.0, ..header }, 0);
                 return Ok(Step::Done);
             }
             if service.slice.is_over() {
@@ -112,12 +102,7 @@ impl Work for Cloning {
 }
 
 impl Work for Freeing {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let (shared, mut released) = (&service.shared, Vec::new());
         // Also where the member's connection is another one by now: what is freed belongs to no one.
         let lease = &connection.membership()?.lease;
@@ -129,7 +114,7 @@ impl Work for Freeing {
             }
         }
         shared.store.release(&released);
-        connection.answer(service, header, Ok(0));
+        connection.answer(header, 0);
         Ok(Step::Done)
     }
 

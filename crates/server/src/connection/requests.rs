@@ -177,8 +177,7 @@ impl Connection {
             return Err(End::Protocol("pages where none belong".to_owned()).into());
         }
         if entry.leased && self.membership.is_none() {
-            self.sink(service, header, no_lease());
-            return Ok(());
+            return self.sink(service, header, no_lease());
         }
         if entry.control {
             count_alone(&service.shared.shards[self.arena].counts.control, 1);
@@ -189,9 +188,8 @@ impl Connection {
         (entry.handle)(self, service, header)
     }
 
-    fn heartbeat(&mut self, service: &mut Service, header: Header) -> Handled {
-        self.answer(service, header, Ok(0));
-        Ok(())
+    fn heartbeat(&mut self, _: &mut Service, header: Header) -> Handled {
+        self.done(header, 0)
     }
 
     fn no_request(&mut self, _: &mut Service, _: Header) -> Handled {

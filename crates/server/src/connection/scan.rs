@@ -1,7 +1,7 @@
 //! `Scan`: elements of a window, filtered and reduced where they lie.
 
 use super::grouped::Grouping;
-use super::{Connection, Handled, Service, Step, Work, count_read};
+use super::{Connection, Handled, Service, Step, Stepped, Work, count_read};
 use crate::collect::{PACKED_COUNTS_FOR, PIECES_AT_ONCE, STEPS_AT_ONCE, Unpacked, ZEROES, copy_small_runs};
 use crate::refused::Refused;
 use rampool_lease::View;
@@ -26,22 +26,15 @@ impl Connection {
         let request = ScanRequest::parse(&header, self.link.table())?;
         if let Some(keys) = &request.keys {
             let grouping = Grouping::new(request.clone(), keys);
-            self.begin(service, header, grouping);
-            return Ok(());
+            return self.begin(service, header, grouping);
         }
         let scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
-        self.begin(service, header, Scanning { request, scan, found: Vec::new(), done: 0 });
-        Ok(())
+        self.begin(service, header, Scanning { request, scan, found: Vec::new(), done: 0 })
     }
 }
 
 impl Work for Scanning {
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let (shared, membership) = (&service.shared, connection.membership()?);
         let space = membership.space()?;
         let mut view = space.view(membership.member, RegionId(header.region))?;

@@ -3,7 +3,7 @@
 
 use super::edit::Edit;
 use super::keyed::split;
-use super::{Connection, Handled, Membership, Service, Step, Work, count_written};
+use super::{Connection, Handled, Membership, Service, Step, Stepped, Work, count_written};
 use crate::collect::STEPS_AT_ONCE;
 use crate::refused::Refused;
 use crate::shared::{Posts, Shared};
@@ -70,22 +70,19 @@ impl Connection {
         service.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
         let mut frames = Vec::new();
         if let Err(refused) = self.take_frames(service, &mut frames) {
-            self.sink(service, header, refused);
-            return Ok(());
+            return self.sink(service, header, refused);
         }
         part.lay_out(&service.shared, &frames, &mut service.places);
         let header = Header { bulk_len: part.window.len, ..header };
         let mut updating = Updating::new(header, part, frames);
         let Some(place) = place else {
-            self.await_bytes(service, updating);
-            return Ok(());
+            return self.await_bytes(service, updating);
         };
         if let Err(refused) = self.exposures.take(place, &service.places) {
             updating.release(&service.shared);
             return Err(refused.into());
         }
-        self.begin(service, header, updating);
-        Ok(())
+        self.begin(service, header, updating)
     }
 
     pub(super) fn fetch_op(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -94,7 +91,7 @@ impl Connection {
         let (mut space, member) = (membership.space()?, membership.member);
         if let Some(answer) = space.answered(member, header.request) {
             drop(space);
-            self.answer(service, header, Ok(answer));
+            self.answer(header, answer);
             return Ok(());
         }
         let (region, bytes) = (RegionId(header.region), op.kind.bytes());
@@ -114,19 +111,13 @@ impl Connection {
         space.remember(member, header.request, old);
         drop(space);
         service.shared.store.release(&released);
-        self.answer(service, header, Ok(old));
-        Ok(())
+        self.done(header, old)
     }
 }
 
 impl Work for Updating {
     /// Makes pages ready, then enters the bytes.
-    fn step(
-        &mut self,
-        connection: &mut Connection,
-        service: &mut Service,
-        header: Header,
-    ) -> Result<Step, Refused> {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let Service { shared, slice, posts, .. } = service;
         let (arena, membership) = (connection.arena, connection.membership()?);
         let all = (self.begun || self.make_ready(shared, arena, membership, slice)?)
@@ -136,7 +127,7 @@ impl Work for Updating {
         }
         // Frames that no page table has taken.
         self.release(shared);
-        connection.answer(service, header, Ok(0));
+        connection.answer(header, 0);
         Ok(Step::Done)
     }
 

@@ -468,7 +468,7 @@ fn a_rate_holds_its_tenant_back_and_no_other() {
             client
         })
         .collect();
-    assert_eq!(held[1].link.means(), Means::Rings);
+    assert_eq!(held[1].link.means(), Means::RINGS);
     let region = bob.create_region().unwrap();
     bob.put(region, 0, std::slice::from_ref(&page), false).unwrap();
     assert_eq!(bob.get(region, 0, 1).unwrap(), [page]);
