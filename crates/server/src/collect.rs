@@ -227,13 +227,12 @@ impl Gathered {
     }
 
     /// For another window, with memory that has been used before.
-    pub(crate) fn cleared(mut self) -> Self {
+    pub(crate) fn clear(&mut self) {
         self.frames.clear();
         self.pieces.clear();
         self.buffer.clear();
         self.crcs.clear();
         self.done = 0;
-        self
     }
 }
 

@@ -35,6 +35,7 @@ use rampool_wire::places::Place;
 use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -209,7 +210,7 @@ struct Pages {
 
 impl Pages {
     /// For another request, with memory that has been used before.
-    fn cleared(mut self) -> Self {
+    fn clear(&mut self) {
         self.extents.clear();
         self.entries.clear();
         self.frames.clear();
@@ -217,24 +218,40 @@ impl Pages {
         self.stored_at.clear();
         self.pieces.clear();
         self.released.clear();
-        self
     }
 }
 
-/// What requests leave for the next ones.
+/// Buffers that requests leave for the next ones. They stay where they are: to move them takes time.
 #[derive(Default)]
-struct Spare<T>(Vec<T>);
+struct Spare<T>(Vec<Box<T>>);
 
 impl<T: Default> Spare<T> {
-    fn take(&mut self) -> T {
-        self.0.pop().unwrap_or_default()
+    fn take(&mut self) -> Reused<T> {
+        Reused(Some(self.0.pop().unwrap_or_default()))
     }
 
-    /// It is empty.
-    fn put_back(&mut self, one: T) {
+    /// They are empty.
+    fn put_back(&mut self, one: &mut Reused<T>) {
         if self.0.len() < MOST_SPARE {
-            self.0.push(one);
+            self.0.extend(one.0.take());
         }
+    }
+}
+
+/// Some of them in use.
+struct Reused<T>(Option<Box<T>>);
+
+impl<T> Deref for Reused<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is put back when all is done")
+    }
+}
+
+impl<T> DerefMut for Reused<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect("it is put back when all is done")
     }
 }
 

@@ -12,11 +12,13 @@ pub(super) struct Slice(Option<Instant>);
 
 impl Slice {
     /// A turn begins.
+    #[inline]
     pub(super) fn begin(&mut self) {
         self.0 = None;
     }
 
     /// Whether the turn should end.
+    #[inline]
     pub(super) fn is_over(&mut self) -> bool {
         self.0.get_or_insert_with(Instant::now).elapsed() >= TURN
     }

@@ -9,7 +9,9 @@
 //! the page, so that bytes being sent do not change.
 
 use super::keyed::split;
-use super::{Connection, Handled, Membership, Service, Step, Stepped, Work, count_read, no_lease, tell};
+use super::{
+    Connection, Handled, Membership, Reused, Service, Step, Stepped, Work, count_read, no_lease, tell,
+};
 use crate::collect::{Gathered, LINE_BYTES, lies_plain};
 use crate::held::Held;
 use crate::refused::Refused;
@@ -27,7 +29,7 @@ const FETCHED_AHEAD: usize = 1024;
 struct Gathering {
     place: Option<ByKey>,
     window: Window,
-    gathered: Gathered,
+    gathered: Reused<Gathered>,
 }
 
 impl Connection {
@@ -100,7 +102,7 @@ impl Work for Gathering {
             if gathered.copied {
                 // What was to be copied is not held: it begins again.
                 shared.store.release(&gathered.frames);
-                *gathered = Gathered::default();
+                **gathered = Gathered::default();
             }
             return Ok(Step::More);
         }
@@ -134,7 +136,8 @@ impl Work for Gathering {
             unsafe { link.send(urgency, head, &gathered.pieces, held) };
             drop(locked);
         }
-        service.gathered.put_back(std::mem::take(gathered).cleared());
+        gathered.clear();
+        service.gathered.put_back(gathered);
         Ok(Step::Done)
     }
 

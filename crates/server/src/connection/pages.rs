@@ -1,7 +1,7 @@
 //! Whole pages: `Get`, `Put`, `Discard`. They leave from their frames, and arrive in theirs.
 
 use super::{
-    Connection, Handled, LOOK_AT_CLOCK_AFTER, Pages, Service, Step, Stepped, Work, count, count_read,
+    Connection, Handled, LOOK_AT_CLOCK_AFTER, Pages, Reused, Service, Step, Stepped, Work, count, count_read,
     count_written, no_lease, tell,
 };
 use crate::held::Held;
@@ -20,11 +20,11 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 const CHUNKS_AT_ONCE: usize = 2;
 
 /// A `Get`: holds pages, and sends them when it has all.
-struct Getting(Pages);
+struct Getting(Reused<Pages>);
 
 /// A `Put` whose pages are all here: brings them into their final form, and then enters them.
 struct Putting {
-    pages: Pages,
+    pages: Reused<Pages>,
     /// How many of its frames are in it.
     settled: usize,
 }
@@ -46,7 +46,8 @@ impl Connection {
     pub(super) fn put(&mut self, service: &mut Service, header: Header) -> Handled {
         let compressed = self.link.features() & features::LZ4 != 0;
         let mut pages = service.pages.take();
-        parse_put(&header, self.link.table(), compressed, &mut pages.extents, &mut pages.entries)?;
+        let Pages { extents, entries, .. } = &mut *pages;
+        parse_put(&header, self.link.table(), compressed, extents, entries)?;
         let lens = pages.entries.iter().map(|entry| entry.len).filter(|len| *len > 0);
         service.lens.clear();
         service.lens.extend(lens);
@@ -118,16 +119,17 @@ impl Work for Getting {
         let shared = &service.shared;
         let membership = membership.as_ref().ok_or_else(no_lease)?;
         let space = membership.space()?;
-        self.0.stored.clear();
+        let pages = &mut *self.0;
+        pages.stored.clear();
         let region = RegionId(header.region);
-        space.look_up(membership.member, region, &self.0.extents, &mut self.0.stored)?;
-        let copied = self.0.stored.len() == 1 && link.copies(OS_PAGE_BYTES);
+        space.look_up(membership.member, region, &pages.extents, &mut pages.stored)?;
+        let copied = pages.stored.len() == 1 && link.copies(OS_PAGE_BYTES);
         // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame that
         // stays. What the link copies is copied before.
         if !self.hold(shared, (*arena, copied), link.features(), &mut service.slice)? {
             return Ok(Step::More);
         }
-        let Pages { entries, stored, stored_at, frames, pieces, .. } = &mut self.0;
+        let Pages { entries, stored, stored_at, frames, pieces, .. } = &mut *self.0;
         let bytes = entries.iter().map(|entry| u64::from(entry.len)).sum();
         count_read(shared, *arena, &membership.lease, (stored.len(), bytes));
         let locked = copied.then_some(space);
@@ -139,7 +141,8 @@ impl Work for Getting {
         // frames are not written.
         unsafe { link.send(Urgency::Demand, &service.head, pieces, held) };
         drop(locked);
-        service.pages.put_back(std::mem::take(&mut self.0).cleared());
+        self.0.clear();
+        service.pages.put_back(&mut self.0);
         Ok(Step::Done)
     }
 
@@ -162,7 +165,7 @@ impl Getting {
         slice: &mut Slice,
     ) -> Result<bool, Refused> {
         let (compressed, tells_places) = (features & features::LZ4 != 0, features & features::PLACES != 0);
-        let Pages { entries, stored, stored_at, frames, pieces, .. } = &mut self.0;
+        let Pages { entries, stored, stored_at, frames, pieces, .. } = &mut *self.0;
         for page in &stored[entries.len()..] {
             if entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1 && slice.is_over() {
                 return Ok(false);
@@ -194,7 +197,7 @@ impl Work for Putting {
             return Ok(Step::More);
         }
         let shared = &service.shared;
-        let Pages { extents, stored, stored_at, released, .. } = &mut self.pages;
+        let Pages { extents, stored, stored_at, released, .. } = &mut *self.pages;
         // While the frames are this request's alone: others may replace the pages as soon as they are entered.
         if connection.link.features() & features::PLACES != 0 {
             let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
@@ -215,7 +218,8 @@ impl Work for Putting {
             push_places(&mut service.table, stored_at);
             tell(&mut connection.link, &mut service.head, header.reply(Status::Ok), &service.table);
         }
-        service.pages.put_back(std::mem::take(&mut self.pages).cleared());
+        self.pages.clear();
+        service.pages.put_back(&mut self.pages);
         Ok(Step::Done)
     }
 
@@ -229,7 +233,7 @@ impl Work for Putting {
 impl Putting {
     /// Brings pages into their final form, from where it stopped. False: the slice is over before.
     fn settle(&mut self, shared: &Shared, arena: usize, slice: &mut Slice, scratch: &mut Scratch) -> bool {
-        let Pages { entries, frames, stored, .. } = &mut self.pages;
+        let Pages { entries, frames, stored, .. } = &mut *self.pages;
         for entry in &entries[stored.len()..] {
             if stored.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1 && slice.is_over() {
                 return false;

@@ -18,9 +18,23 @@ const DIRECT_COUNTS_FOR: usize = 8;
 /// faster than one for each.
 const FLUSH_BYTES: usize = 1536 << 10;
 
+type Handler = fn(&mut Connection, &mut Service, Header) -> Handled;
+
+/// The table: by opcode.
+static TABLE: [Entry; Opcode::ALL.len()] = {
+    let mut table = [Entry::of(Opcode::ALL[0]); Opcode::ALL.len()];
+    let mut at = 0;
+    while at < table.len() {
+        table[at] = Entry::of(Opcode::ALL[at]);
+        at += 1;
+    }
+    table
+};
+
 /// How requests of one kind are handled.
+#[derive(Clone, Copy)]
 struct Entry {
-    handle: fn(&mut Connection, &mut Service, Header) -> Handled,
+    handle: Handler,
     /// Bytes may come with it, which its handler places.
     bulk: bool,
     /// The place of its bytes may be named by a key.
@@ -34,53 +48,66 @@ struct Entry {
 }
 
 impl Entry {
-    fn of(opcode: Opcode) -> Self {
-        let handled =
-            |handle| Self { handle, bulk: false, key: false, direct: false, leased: false, control: true };
-        let pages = |handle| Self { control: false, ..handled(handle) };
-        let leased = |handle| Self { leased: true, ..handled(handle) };
-        let bytes = |handle| Self { direct: true, ..leased(handle) };
+    const fn handled(handle: Handler) -> Self {
+        Self { handle, bulk: false, key: false, direct: false, leased: false, control: true }
+    }
+
+    const fn pages(handle: Handler) -> Self {
+        Self { control: false, ..Self::handled(handle) }
+    }
+
+    const fn leased(handle: Handler) -> Self {
+        Self { leased: true, ..Self::handled(handle) }
+    }
+
+    const fn bytes(handle: Handler) -> Self {
+        Self { direct: true, ..Self::leased(handle) }
+    }
+
+    const fn of(opcode: Opcode) -> Self {
         match opcode {
-            Opcode::Get => pages(Connection::get),
-            Opcode::Put => Self { bulk: true, ..pages(Connection::put) },
-            Opcode::Discard => pages(Connection::discard),
+            Opcode::Get => Self::pages(Connection::get),
+            Opcode::Put => Self { bulk: true, ..Self::pages(Connection::put) },
+            Opcode::Discard => Self::pages(Connection::discard),
 
-            Opcode::ReadPiece => Self { direct: true, ..pages(Connection::read_piece) },
-            Opcode::Gather => Self { key: true, ..bytes(Connection::gather) },
-            Opcode::Scatter => Self { bulk: true, key: true, control: false, ..bytes(Connection::update) },
-            Opcode::Accumulate => Self { bulk: true, control: false, ..bytes(Connection::update) },
-            Opcode::Scan => bytes(Connection::scan),
-            Opcode::Copy => bytes(Connection::copy),
-            Opcode::FetchOp => handled(Connection::fetch_op),
+            Opcode::ReadPiece => Self { direct: true, ..Self::pages(Connection::read_piece) },
+            Opcode::Gather => Self { key: true, ..Self::bytes(Connection::gather) },
+            Opcode::Scatter => {
+                Self { bulk: true, key: true, control: false, ..Self::bytes(Connection::update) }
+            }
+            Opcode::Accumulate => Self { bulk: true, control: false, ..Self::bytes(Connection::update) },
+            Opcode::Scan => Self::bytes(Connection::scan),
+            Opcode::Copy => Self::bytes(Connection::copy),
+            Opcode::FetchOp => Self::handled(Connection::fetch_op),
 
-            Opcode::OpenLease => handled(Connection::open_lease),
-            Opcode::AttachLease => handled(Connection::attach_lease),
-            Opcode::ResizeLease => handled(Connection::resize_lease),
-            Opcode::Goodbye => handled(Connection::goodbye),
-            Opcode::Heartbeat => handled(Connection::heartbeat),
-            Opcode::Status => handled(Connection::status),
+            Opcode::OpenLease => Self::handled(Connection::open_lease),
+            Opcode::AttachLease => Self::handled(Connection::attach_lease),
+            Opcode::ResizeLease => Self::handled(Connection::resize_lease),
+            Opcode::Goodbye => Self::handled(Connection::goodbye),
+            Opcode::Heartbeat => Self::handled(Connection::heartbeat),
+            Opcode::Status => Self::handled(Connection::status),
 
-            Opcode::CreateRegion => handled(Connection::create_region),
-            Opcode::CloneRegion => handled(Connection::clone_region),
-            Opcode::AdoptRegion => handled(Connection::adopt_region),
-            Opcode::OpenRegion => handled(Connection::open_region),
-            Opcode::FreeRegion => handled(Connection::free_region),
-            Opcode::ListRegions => leased(Connection::list_regions),
+            Opcode::CreateRegion => Self::handled(Connection::create_region),
+            Opcode::CloneRegion => Self::handled(Connection::clone_region),
+            Opcode::AdoptRegion => Self::handled(Connection::adopt_region),
+            Opcode::OpenRegion => Self::handled(Connection::open_region),
+            Opcode::FreeRegion => Self::handled(Connection::free_region),
+            Opcode::ListRegions => Self::leased(Connection::list_regions),
 
-            Opcode::OpenQueue => leased(Connection::open_queue),
-            Opcode::FreeQueue => leased(Connection::free_queue),
-            Opcode::ListQueues => leased(Connection::list_queues),
-            Opcode::Push => leased(Connection::push),
-            Opcode::PushHeads => leased(Connection::push_heads),
-            Opcode::Take => leased(Connection::take),
-            Opcode::Settle => leased(Connection::settle),
-            Opcode::AwaitBody => leased(Connection::await_body),
+            Opcode::OpenQueue => Self::leased(Connection::open_queue),
+            Opcode::FreeQueue => Self::leased(Connection::free_queue),
+            Opcode::ListQueues => Self::leased(Connection::list_queues),
+            Opcode::Push => Self::leased(Connection::push),
+            Opcode::PushHeads => Self::leased(Connection::push_heads),
+            Opcode::Take => Self::leased(Connection::take),
+            Opcode::Settle => Self::leased(Connection::settle),
+            Opcode::AwaitBody => Self::leased(Connection::await_body),
 
-            Opcode::Expose => handled(Connection::expose),
-            Opcode::Revoke => handled(Connection::revoke),
-            Opcode::Reach => handled(Connection::reach),
+            Opcode::Expose => Self::handled(Connection::expose),
+            Opcode::Revoke => Self::handled(Connection::revoke),
+            Opcode::Reach => Self::handled(Connection::reach),
 
-            _ => handled(Connection::no_request),
+            _ => Self::handled(Connection::no_request),
         }
     }
 }
@@ -147,8 +174,9 @@ impl Connection {
             self.refuse(service, header, &Refused::new(Status::OverCredit, said));
             return Err(End::Protocol(said.to_owned()));
         }
-        let entry = Entry::of(header.opcode);
-        match self.request(service, header, &entry) {
+        // They count from one.
+        let entry = &TABLE[header.opcode as usize - 1];
+        match self.request(service, header, entry) {
             Ok(()) => {}
             Err(Fail::Refused(refused)) => self.refuse(service, header, &refused),
             Err(Fail::End(end)) => {
