@@ -48,7 +48,7 @@ SETTINGS = {
     },
     "servers": {
         "crates/cli/src/serve/settings.rs": ["--encryption", "--store", "--shards", "--spin-us", "--no-lock", "--no-rings"],
-        "crates/server/src/lib.rs": ["impl ServerConfig"],
+        "crates/server/src/config.rs": ["impl ServerConfig"],
         "crates/client/src/pool.rs": ["GET_PAGES", "PUT_PAGES"],
         "crates/client/src/pool/config.rs": ["fn with_lease"],
         "crates/client/src/pool/direct.rs": ["REQUEST_BYTES", "COPY_REQUEST_BYTES", "BODY_REQUEST_BYTES", "REQUEST_RUNS"],

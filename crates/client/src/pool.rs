@@ -545,7 +545,7 @@ impl Pool {
             ConnectError::Server { server: name.clone(), reason }
         };
         let link = connect(endpoint, local, Instant::now() + config.connect_deadline).map_err(fail)?;
-        if reach.same_host == SameHost::Rings && link.means() == Means::UnixSocket {
+        if reach.same_host == SameHost::Rings && link.means() == Means::UNIX_SOCKET {
             return Err(refuse(
                 "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); was it started with --no-rings?"
                     .into(),

@@ -8,25 +8,28 @@
 //!
 //! [`connect`] and [`Handshake`] make links; only a finished handshake makes one.
 
-mod carrier;
 mod fabric;
 mod handshake;
 mod link;
+mod means;
 mod rings;
+mod same_host;
 mod seal;
+mod socket;
 mod tcp;
 pub mod zero_copy;
 
-pub use carrier::Carrier;
-pub use carrier::{Means, SAME_HOST_VARIABLE, SameHost};
 pub use fabric::FabricError;
-pub use handshake::{Gate, Handshake, HandshakeError, LocalPolicy, Wants, connect};
+pub use handshake::{Gate, Handshake, HandshakeError, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
-pub use rings::RING_BYTES;
+pub use means::{Carrier, LocalPolicy, Means, Transport};
+pub use rings::{RING_BYTES, probe_rings};
+pub use same_host::{SAME_HOST_VARIABLE, SameHost};
 pub use seal::{
     DATAGRAM_KEY_BYTES, DATAGRAM_SEAL_BYTES, DatagramSeal, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal,
     TAG_BYTES,
 };
+pub use socket::carried_by;
 pub use tcp::is_host;
 pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, PeerAddress, Stream};
 
@@ -42,18 +45,6 @@ pub fn forbid_ucx() {
 pub fn probe_ucx() -> Result<(rampool_ucx::Version, Vec<String>), rampool_ucx::UcxError> {
     let version = rampool_ucx::version()?;
     Ok((version, rampool_ucx::Context::process()?.transports()))
-}
-
-/// Whether this machine's processes can share memory as rings: bytes of each of the two, or why not.
-///
-/// # Errors
-/// What the kernel refuses.
-pub fn probe_rings() -> Result<u32, rampool_kernel::sealed::SealedError> {
-    use std::os::fd::AsFd;
-    let (_server, offer, fd) = rings::Rings::offer(RING_BYTES)?;
-    let geometry = offer.geometry().expect("it was offered");
-    rings::Rings::take(geometry, fd.as_fd())?;
-    Ok(RING_BYTES)
 }
 
 /// Memory to send from. The owner keeps it valid, and its bytes unchanged, until the link says that it was

@@ -18,8 +18,12 @@ mod worker;
 
 pub use rampool_nbd::{Export, ExportError};
 
-use crate::StartError;
-use crate::shared::{Counts, Shared, lock};
+pub use crate::config::BlockConfig;
+
+use crate::config::StartError;
+use crate::lease::Counts;
+use crate::lock::lock;
+use crate::shared::Shared;
 use disk::Disk;
 use rampool_nbd::Exports;
 use rampool_net::transport::{Endpoint, Listener, Stream};
@@ -29,15 +33,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 pub(crate) use worker::Worker;
-
-/// Which block devices a server offers, and where.
-#[derive(Clone, Debug, Default)]
-pub struct BlockConfig {
-    pub listen: Vec<Endpoint>,
-    pub exports: Vec<Export>,
-    /// Listen beyond this machine too, although NBD has no key and no encryption.
-    pub plain: bool,
-}
 
 /// One export, for the status.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -69,7 +64,6 @@ pub(crate) struct Blocks {
     /// Connections, and the most there may be: the rest of the server's places are for clients that prove a key.
     places: AtomicUsize,
     most_places: usize,
-    counts: Counts,
     failed_handshakes: AtomicU64,
     protocol_errors: AtomicU64,
     sleeps: AtomicU64,
@@ -130,7 +124,6 @@ impl Blocks {
             threads,
             places: AtomicUsize::new(0),
             most_places: (shared.config.max_connections / 4).max(1),
-            counts: Counts::default(),
             failed_handshakes: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
@@ -177,8 +170,9 @@ impl Blocks {
         self.disks.iter().map(|disk| disk.status()).collect()
     }
 
-    pub(crate) fn counts(&self) -> &Counts {
-        &self.counts
+    /// Of each export.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = &Counts> {
+        self.disks.iter().map(|disk| disk.counts())
     }
 
     /// Protocol errors, failed handshakes, sleeps.

@@ -17,20 +17,22 @@
 //! A server without a key only connects to addresses of its own machine, since it is only reachable from
 //! there.
 
-use super::connection::direct::Gathered;
-use super::connection::{Held, Refused, Slice};
-use super::shared::{Lease, Shared, lock};
-use rampool_lease::ConnectionNumber;
+use super::collect::Gathered;
+use super::held::Held;
+use super::lease::{Delivered, Duty, Order};
+use super::lock::lock;
+use super::refused::Refused;
+use super::shared::Shared;
+use super::slice::Slice;
 use rampool_net::blocks::block_crcs;
 use rampool_net::transport::{Endpoint, Link, LocalPolicy, Received, Urgency, connect};
 use rampool_wire::frame::{
     AttachLease, CopyRequest, Granted, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame,
     parse_message,
 };
-use rampool_wire::tenant::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -48,67 +50,6 @@ const FAR: &str = "a server without a key copies to its own machine only";
 /// Copies of a lease on their way at a time, and bytes of them, unless it is one.
 const AT_ONCE: usize = 32;
 const BYTES_AT_ONCE: u64 = 4 << 20;
-
-/// A copy, and where its completion goes.
-pub(super) struct Order {
-    pub shard: usize,
-    pub token: u64,
-    pub header: Header,
-    pub lease: Arc<Lease>,
-    pub member: MemberId,
-    pub connection: ConnectionNumber,
-    pub identity: Option<TenantId>,
-    pub copy: CopyRequest,
-}
-
-/// The result of a copy, for the shard of its connection.
-pub(super) struct Delivered {
-    pub token: u64,
-    pub header: Header,
-    pub result: Result<u64, Refused>,
-}
-
-/// A copy worker that is to start: its lease, and what it is to carry out.
-pub(super) struct Duty {
-    lease: Arc<Lease>,
-    orders: Receiver<Order>,
-}
-
-/// How orders reach a lease's copy worker.
-///
-/// Invariant: while there is a sender, its copy worker runs or is about to start.
-#[derive(Default)]
-pub(super) struct CopyTable(Mutex<Option<Sender<Order>>>);
-
-impl CopyTable {
-    /// Hands an order over. Returns the copy worker to start, if the lease had none.
-    pub(super) fn hand_over(&self, order: Order) -> Option<Duty> {
-        let mut copy_table = lock(&self.0);
-        let order = match &*copy_table {
-            None => order,
-            Some(copy_worker) => match copy_worker.send(order) {
-                Ok(()) => return None,
-                // It has panicked, which is reported where it happened.
-                Err(SendError(order)) => order,
-            },
-        };
-        let (copy_worker, orders) = channel();
-        let lease = Arc::clone(&order.lease);
-        copy_worker.send(order).expect("the receiver is here");
-        *copy_table = Some(copy_worker);
-        Some(Duty { lease, orders })
-    }
-
-    /// The copy worker ends, unless there is an order left.
-    fn close(&self, orders: &Receiver<Order>) -> Option<Order> {
-        let mut copy_table = lock(&self.0);
-        let left = orders.try_recv().ok();
-        if left.is_none() {
-            *copy_table = None;
-        }
-        left
-    }
-}
 
 /// The connection to another server's lease.
 struct TargetServer {
@@ -399,7 +340,7 @@ fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
         let began = Instant::now();
         let space = order.lease.space();
         let mut view = space.view(order.member, RegionId(order.header.region))?;
-        let all = gathered.collect(shared, order.shard, &mut view, &order.copy.source, false, &mut slice);
+        let all = gathered.collect(shared, order.shard, &mut view, &order.copy.source, &mut slice);
         order.lease.tenant.worked(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
         all
     };

@@ -14,18 +14,28 @@
 //! What a server never does: swap (its frames are locked where that is allowed), trust a number from the
 //! wire, or keep a page for a client that did not come back within the grace time.
 //!
-//! Read `shard` first: `run`, `serve`, `turn`. Then `connection`: `receive` takes a frame, `request` says
-//! what it asks for, `present` answers with pages. The other threads, and `store`, are read on their own.
+//! Read `shard` first: `run`, `serve`, `turn`. Then `connection`: a request is a `Work` of steps; and in it
+//! `requests`: `receive` takes a frame, `Entry::of` is the table of who handles it. Each kind of request has a
+//! file there; `pages` is the simplest. The other threads, and `store`, are read on their own.
 
 pub mod block;
 mod closer;
+mod collect;
+mod config;
 mod connection;
 mod copy_worker;
+mod held;
+mod lease;
+mod lock;
 mod poll_set;
+mod published;
 mod query;
 mod reaper;
+mod refused;
+mod replies;
 mod shard;
 mod shared;
+mod slice;
 mod status;
 pub mod store;
 mod tenants;
@@ -33,177 +43,21 @@ mod tenants;
 pub mod threadless;
 mod unauthenticated;
 
+pub use config::{ServerConfig, StartError, StoreKind};
 pub use query::{QueryError, query_status};
 pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus, TenantStatus};
 
-use crate::block::{BlockConfig, Blocks, ExportError};
+use crate::block::Blocks;
 use crate::store::{CompressedStore, PageStore, RawStore, StoreConfig};
-use rampool_lease::{OpenError, QueueLimits, Rules};
-use rampool_net::key::Key;
+use rampool_lease::Rules;
 use rampool_net::transport::{Endpoint, Listener};
 use rampool_wire::session::Encryption;
 use shared::Shared;
-use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// How pages are kept.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum StoreKind {
-    /// As they are: the fastest.
-    #[default]
-    Raw,
-    /// Packed with LZ4: more pages than memory, as far as they pack.
-    Compressed,
-}
-
-/// What a server lends and how. Start from [`ServerConfig::new`].
-#[derive(Clone, Debug)]
-pub struct ServerConfig {
-    pub memory_bytes: u64,
-    pub listen: Vec<Endpoint>,
-    pub key: Option<Key>,
-    pub encryption: Encryption,
-    pub store: StoreKind,
-    pub shards: usize,
-    /// How long an idle shard looks for work before it sleeps, as long as most work comes within this time.
-    pub spin: Duration,
-    /// How long a member without a connection keeps its pages.
-    pub grace: Duration,
-    /// How often a client must send something, and how often the kernel probes the client's machine. A
-    /// machine that does not answer three times is gone.
-    pub heartbeat: Duration,
-    /// How long a client may send nothing, or read nothing, while its machine answers: it may be stopped, by
-    /// job control or a debugger, and go on later.
-    pub silence: Duration,
-    pub max_connections: usize,
-    /// Credits of a connection.
-    pub max_requests: u32,
-    pub max_bytes: u32,
-    /// The limits of a lease's queues.
-    pub queues: QueueLimits,
-    /// Lock the frames in memory.
-    pub lock_memory: bool,
-    /// Let clients on this machine, which come through a Unix socket, use shared memory instead:
-    /// [`rampool_net::transport::Means::Rings`].
-    pub rings: bool,
-    /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
-    /// for each page. Only for a server whose clients may read each other's memory anyway.
-    pub open_frames: bool,
-    /// Keep pages in this file on a disk; nobody else has it open.
-    pub disk: Option<Arc<File>>,
-    /// Users that may use its Unix sockets, besides the server's own and root.
-    pub allow_uids: Vec<u32>,
-    /// Your statement, needed to listen at `ucx:`, that you trust every client there not to crash this
-    /// process: UCX trusts its peers.
-    pub ucx_clients_are_trusted: bool,
-    /// The servers that clients may let this one copy to; empty: any at a TCP address. Without a key only
-    /// those of this machine.
-    pub copy_to: Vec<Endpoint>,
-    /// Quotas of tenants, and keys that are revoked.
-    pub tenants: Rules,
-    /// Where the kernel says how long tasks wait for memory (PSI). While that is long, new leases are refused.
-    pub pressure: Vec<PathBuf>,
-    /// Block devices for clients of NBD.
-    pub block: BlockConfig,
-}
-
-impl ServerConfig {
-    /// `memory_bytes` at one endpoint, everything else as `rampool serve` has it by default.
-    #[must_use]
-    pub fn new(memory_bytes: u64, listen: Endpoint) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self {
-            memory_bytes,
-            listen: vec![listen],
-            key: None,
-            encryption: Encryption::Auto,
-            store: StoreKind::Raw,
-            shards: cores,
-            spin: Duration::from_micros(if cores == 1 { 0 } else { 100 }),
-            grace: Duration::from_secs(10),
-            heartbeat: Duration::from_secs(2),
-            silence: Duration::from_secs(3600),
-            max_connections: 1024,
-            max_requests: 256,
-            max_bytes: 16 << 20,
-            queues: QueueLimits::default(),
-            lock_memory: true,
-            rings: true,
-            open_frames: false,
-            disk: None,
-            allow_uids: Vec::new(),
-            ucx_clients_are_trusted: false,
-            copy_to: Vec::new(),
-            tenants: Rules::default(),
-            pressure: vec![PathBuf::from("/proc/pressure/memory")],
-            block: BlockConfig::default(),
-        }
-    }
-}
-
-impl ServerConfig {
-    /// Bytes of replies that may wait to leave, of all connections together; one reply for each shard beyond
-    /// it.
-    pub(crate) fn reply_bytes(&self) -> u64 {
-        (self.memory_bytes / 16).clamp(32 << 20, 1 << 30)
-    }
-
-    /// Upper bound of pages in flight beyond `memory_bytes`: each connection has either bytes that arrive or
-    /// one reply that leaves, and its lease one copy to another server, in addition to what counts among all
-    /// replies. With room for all of it a granted
-    /// lease can be filled, even when other clients do not read.
-    pub(crate) fn transit_bytes(&self) -> u64 {
-        let one = rampool_wire::frame::MAX_BULK_BYTES as u64;
-        let each = one + shared::OWN_REPLY_BYTES as u64 + u64::from(rampool_wire::frame::MAX_DIRECT_BYTES);
-        (self.max_connections as u64)
-            .saturating_mul(each)
-            .saturating_add(self.reply_bytes())
-            .saturating_add(self.shards as u64 * one)
-    }
-}
-
-/// Why a server did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    #[error("a server must lend at least one page and have at least one shard and one connection")]
-    Nothing,
-    #[error("no address to listen on: name one")]
-    NoEndpoint,
-    #[error(
-        "{0} can be reached from other machines; that needs a key (rampool key FILE, then --key-file FILE)"
-    )]
-    KeyNeeded(Endpoint),
-    #[error(
-        "{0}: UCX trusts its peers, so any client can end this server and lose the pages of all others. If you trust every client that can reach it, add --ucx-clients trusted"
-    )]
-    UcxClients(Endpoint),
-    #[error("encryption needs a key (rampool key FILE, then --key-file FILE)")]
-    EncryptionNeedsKey,
-    #[error("cannot listen on {endpoint}: {source}")]
-    Listen { endpoint: Endpoint, source: io::Error },
-    #[error("there is an address for NBD and nothing to export (--export NAME=SIZE)")]
-    NoExport,
-    #[error("there is an export and no address for NBD to serve it at (--nbd unix:PATH)")]
-    NoBlockEndpoint,
-    #[error(
-        "NBD at {0} can be reached from other machines, and NBD has no key; let nbdkit with TLS stand in front of it, or say --nbd-plain on a network that you trust"
-    )]
-    PlainBlock(Endpoint),
-    #[error(transparent)]
-    Export(#[from] ExportError),
-    #[error("export {name:?} of {bytes} bytes does not fit: {source}; lend more (--memory), or export less")]
-    ExportMemory { name: String, bytes: u64, source: OpenError },
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-    #[error("cannot set up polling: {0}")]
-    Poll(io::Error),
-}
 
 /// Starts memory servers.
 pub struct Server;
@@ -211,6 +65,7 @@ pub struct Server;
 /// A server at work in threads of this process. Dropping it stops it at once.
 pub struct RunningServer {
     shared: Arc<Shared>,
+    blocks: Arc<Blocks>,
     endpoints: Vec<Endpoint>,
     block_endpoints: Vec<Endpoint>,
     threads: Vec<JoinHandle<()>>,
@@ -220,12 +75,13 @@ pub struct RunningServer {
 #[derive(Clone)]
 pub struct Observer {
     shared: Arc<Shared>,
+    blocks: Arc<Blocks>,
 }
 
 impl Observer {
     #[must_use]
     pub fn status(&self) -> ServerStatus {
-        self.shared.status()
+        status::collect(&self.shared, &self.blocks, None)
     }
 }
 
@@ -291,12 +147,11 @@ impl Server {
         let store = new_store(&config);
         let shards = config.shards;
         let (shared, orders, duties) = Shared::new(config, store).map_err(StartError::Poll)?;
-        let blocks = Blocks::open(&shared, &shared.config.block)?;
-        let block_threads = blocks.threads();
-        shared.offer(blocks);
-        let shared = Arc::new(shared);
+        let (shared, threads) = (Arc::new(shared), Vec::new());
+        let blocks = Arc::new(Blocks::open(&shared, &shared.config.block)?);
+        let (shared_, blocks_) = (Arc::clone(&shared), Arc::clone(&blocks));
         let mut running =
-            RunningServer { shared: Arc::clone(&shared), endpoints, block_endpoints, threads: Vec::new() };
+            RunningServer { shared: shared_, blocks: blocks_, endpoints, block_endpoints, threads };
         running.spawn("rampool-reaper", {
             let shared = Arc::clone(&shared);
             move || reaper::run(&shared, &orders)
@@ -306,16 +161,16 @@ impl Server {
             move || copy_worker::run(&shared, &duties)
         })?;
         let mut block_listeners = Some(block_listeners);
-        for index in 0..block_threads {
+        for index in 0..blocks.threads() {
             let listeners = block_listeners.take().unwrap_or_default();
-            let worker = block::Worker::new(index, Arc::clone(&shared), listeners)
+            let worker = block::Worker::new(index, Arc::clone(&shared), Arc::clone(&blocks), listeners)
                 .map_err(|e| StartError::Poll(e.into()))?;
             running.spawn(&format!("rampool-block{index}"), move || worker.run())?;
         }
         let mut listeners = Some(listeners);
         for index in 0..shards {
             let listeners = listeners.take().unwrap_or_default();
-            let shard = shard::Shard::new(index, Arc::clone(&shared), listeners)
+            let shard = shard::Shard::new(index, Arc::clone(&shared), Arc::clone(&blocks), listeners)
                 .map_err(|e| StartError::Poll(e.into()))?;
             running.spawn(&format!("rampool-shard{index}"), move || shard.run())?;
         }
@@ -344,12 +199,12 @@ impl RunningServer {
 
     #[must_use]
     pub fn status(&self) -> ServerStatus {
-        self.shared.status()
+        status::collect(&self.shared, &self.blocks, None)
     }
 
     #[must_use]
     pub fn observer(&self) -> Observer {
-        Observer { shared: Arc::clone(&self.shared) }
+        Observer { shared: Arc::clone(&self.shared), blocks: Arc::clone(&self.blocks) }
     }
 
     /// Other quotas and revoked keys from now on. Connections whose keys are revoked end; what a tenant has
@@ -363,10 +218,20 @@ impl RunningServer {
     /// reconnect when a connection breaks.
     pub fn drain(self, timeout: Duration) {
         self.shared.start_draining(timeout);
+        self.blocks.wake_all();
         let deadline = Instant::now() + timeout;
-        while Instant::now() < deadline && self.shared.has_members() {
+        while Instant::now() < deadline && self.has_members() {
             std::thread::sleep(Duration::from_millis(5).min(timeout));
         }
+    }
+
+    /// A member whose connection broke counts for as long as it may come back.
+    fn has_members(&self) -> bool {
+        // The member of an export's lease is the server itself.
+        let is_client = |lease: &rampool_lease::LeaseSummary| {
+            !lease.members.is_empty() && !self.blocks.holds(lease.lease)
+        };
+        self.blocks.has_clients() || self.shared.directory().summary().iter().any(is_client)
     }
 
     /// Stops at once. Connections are closed, all pages are gone.
@@ -413,6 +278,7 @@ impl Drop for RunningServer {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.wake_all();
+        self.blocks.wake_all();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the server panicked");

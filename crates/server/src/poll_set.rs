@@ -172,3 +172,9 @@ pub(crate) fn slot_of(token: u64) -> usize {
 pub(crate) fn token(index: usize, generation: u32) -> u64 {
     u64::from(generation) << 32 | u64::try_from(index).expect("fewer than 2^32 connections")
 }
+
+/// Whether a connection could not be accepted for lack of a resource, so that it waits in the kernel. After
+/// other errors it is gone.
+pub(super) fn is_want(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}

@@ -1,6 +1,6 @@
 //! Asking a server for its status, from outside.
 
-use super::ServerStatus;
+use super::status::ServerStatus;
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LinkError, LocalPolicy, PieceMut, Received, Urgency, connect,
 };

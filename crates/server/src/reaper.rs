@@ -1,11 +1,10 @@
 //! Frees what members leave behind, and gives up the ones that do not come back. Freeing gigabytes takes a
 //! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
-use super::connection::direct::LeftUpdate;
-use super::shared::{Lease, Shared};
+use super::lease::Lease;
+use super::shared::{Shared, Task};
 use super::tenants::in_words;
 use rampool_lease::{Departed, Pressure, Tick};
-use rampool_wire::frame::LeaseId;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -16,15 +15,6 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 const BATCH_CHUNKS: u64 = 4;
 /// Between two looks at what the kernel says of memory, which is an average of ten seconds.
 const PRESSURE_EVERY: Duration = Duration::from_secs(1);
-
-/// What other threads leave to it.
-pub(super) enum Task {
-    Settle(Departed),
-    /// Freeing pages of this lease's freed regions has stopped halfway.
-    Bury(LeaseId),
-    /// A connection has ended in the middle of an update.
-    Update(Box<LeftUpdate>),
-}
 
 pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
     let (mut pressure, mut next_look) = (Pressure::default(), Instant::now());
@@ -56,7 +46,7 @@ pub(super) fn perform(shared: &Shared, task: Task) {
                 bury(shared, &lease);
             }
         }
-        Task::Update(left) => left.finish(shared),
+        Task::Finish(finish) => finish(shared),
     }
 }
 

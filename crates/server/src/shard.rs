@@ -6,14 +6,17 @@
 //! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to do,
 //! those whose handshake goes on as if they were one tenant more.
 
-use super::connection::{Connection, End, Held, ScratchBuffers, Turn};
-use super::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
-use super::shared::{Arrival, Shared, lock};
+use super::block::Blocks;
+use super::connection::{Connection, End, Service, Turn};
+use super::held::Held;
+use super::lock::lock;
+use super::poll_set::{Events, Idle, PollSet, Ready, is_want, slot_of, token};
+use super::shared::{Arrival, Shared};
 use super::tenants::Tenant;
 use super::unauthenticated::Unauthenticated;
 use rampool_lease::{Payer, Shares};
 use rampool_net::transport::{
-    Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants,
+    Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Peer, Stream, Wants,
 };
 use rampool_wire::session::{Refusal, features};
 use rustix::event::epoll;
@@ -78,7 +81,7 @@ pub(super) struct Shard {
     turned_away: Unauthenticated,
     turning_away: usize,
     next_shard: usize,
-    buffers: ScratchBuffers,
+    service: Service,
 }
 
 struct Slot {
@@ -116,7 +119,7 @@ impl Slot {
 
     /// The kernel does not report its bytes: it must be polled, or asked to ring.
     fn bypasses_kernel(&self) -> bool {
-        matches!(&self.state, State::Connected(connection) if matches!(connection.link().means(), Means::Rings | Means::Ucx))
+        matches!(&self.state, State::Connected(connection) if !connection.link().asks_kernel())
     }
 }
 
@@ -124,13 +127,14 @@ impl Shard {
     pub(super) fn new(
         index: usize,
         shared: Arc<Shared>,
+        blocks: Arc<Blocks>,
         listeners: Vec<Listener>,
     ) -> Result<Self, rustix::io::Errno> {
         let poll = PollSet::new(&shared.shards[index].doorbell, listeners)?;
         let (slots, free, warm) = (Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
-        let (unauthenticated, turned_away, buffers) =
-            (Unauthenticated::default(), Unauthenticated::default(), ScratchBuffers::default());
+        let (unauthenticated, turned_away) = (Unauthenticated::default(), Unauthenticated::default());
+        let service = Service::new(Arc::clone(&shared), blocks);
         let (turning_away, next_shard) = (0, 0);
         Ok(Self {
             index,
@@ -147,7 +151,7 @@ impl Shard {
             turned_away,
             turning_away,
             next_shard,
-            buffers,
+            service,
         })
     }
 
@@ -166,7 +170,7 @@ impl Shard {
             if away > 2 * sweep_every {
                 self.excuse(away, now);
             }
-            if self.buffers.alarm.is_some_and(|alarm| now >= alarm) {
+            if self.service.alarm.is_some_and(|alarm| now >= alarm) {
                 self.sound_alarm(now);
             }
             if now >= next_sweep {
@@ -197,7 +201,7 @@ impl Shard {
                 }
                 self.poll_all();
             }
-            let due = self.buffers.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let due = self.service.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
             let due = self.delayed.first().map_or(due, |(until, _)| due.min(*until));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
@@ -229,7 +233,6 @@ impl Shard {
             self.close(index, &End::Stopping);
         }
         if self.index == 0 {
-            self.shared.log_repeated_peer_errors(true);
             self.shared.log_repeated(true);
         }
     }
@@ -440,13 +443,13 @@ impl Shard {
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == done.token >> 32 {
                 let began = Instant::now();
-                connection.delivered(&self.shared, &mut self.buffers, done);
-                let flushed = connection.flush(&mut self.buffers.slice, now);
+                connection.delivered(&mut self.service, done);
+                let flushed = connection.flush(&mut self.service.slice, now);
                 self.pay(index, began);
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
-        self.buffers.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        self.service.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
         self.hand_out(now);
         let draining = self.shared.draining();
         let rules = self.shared.tenants.changes();
@@ -462,11 +465,11 @@ impl Shard {
             }
             let began = Instant::now();
             if connection.is_parked() {
-                connection.ask_again(&self.shared, &mut self.buffers);
+                connection.ask_again(&mut self.service);
             } else if !draining {
                 continue;
             }
-            let flushed = connection.flush(&mut self.buffers.slice, now);
+            let flushed = connection.flush(&mut self.service.slice, now);
             self.pay(index, began);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
@@ -705,8 +708,8 @@ impl Shard {
                 Err(error) => self.fail(index, error),
             },
             State::Connected(connection) => {
-                let received = connection.receive(&self.shared, &mut self.buffers, now);
-                if !self.buffers.posts.is_empty() {
+                let received = connection.receive(&mut self.service, now);
+                if !self.service.posts.is_empty() {
                     // Others have waited for these: they leave before the connection's own answers.
                     self.hand_out(now);
                 }
@@ -724,19 +727,19 @@ impl Shard {
                 let flushed = if connection.sends() && received.is_ok() {
                     Ok(())
                 } else {
-                    connection.flush(&mut self.buffers.slice, now).map(drop)
+                    connection.flush(&mut self.service.slice, now).map(drop)
                 };
                 self.after(index, received.and_then(|turn| flushed.map(|()| turn)));
             }
         }
     }
 
-    /// Brings the queue replies in the scratch buffers to their connections and sends them, those of one
+    /// Brings the queue replies in the service to their connections and sends them, those of one
     /// connection in one go.
     fn hand_out(&mut self, now: Instant) {
         let (mut others, mut told) = (Vec::new(), Vec::new());
         let mut at = Instant::now();
-        for post in std::mem::take(&mut self.buffers.posts) {
+        for post in std::mem::take(&mut self.service.posts) {
             if post.shard != self.index {
                 others.push(post);
                 continue;
@@ -745,7 +748,7 @@ impl Shard {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == post.token >> 32 {
-                connection.told(&self.shared, &mut self.buffers, post);
+                connection.told(&mut self.service, post);
                 if !told.contains(&index) {
                     told.push(index);
                 }
@@ -754,7 +757,7 @@ impl Shard {
         }
         for index in told {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
-            let flushed = connection.flush(&mut self.buffers.slice, now);
+            let flushed = connection.flush(&mut self.service.slice, now);
             at = self.pay(index, at);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
@@ -763,11 +766,11 @@ impl Shard {
 
     /// A request has waited in a queue for long enough.
     fn sound_alarm(&mut self, now: Instant) {
-        self.buffers.alarm = None;
+        self.service.alarm = None;
         for index in 0..self.slots.len() {
             if let State::Connected(connection) = &self.slots[index].state {
                 let began = Instant::now();
-                connection.queue_alarm(&self.shared, &mut self.buffers);
+                connection.queue_alarm(&mut self.service);
                 self.pay(index, began);
             }
         }
@@ -854,7 +857,6 @@ impl Shard {
     fn sweep(&mut self, now: Instant) {
         self.poll.listen(true);
         if self.index == 0 {
-            self.shared.log_repeated_peer_errors(false);
             self.shared.log_repeated(false);
         }
         let silence = self.shared.config.silence;
@@ -872,8 +874,8 @@ impl Shard {
                 State::Connected(connection) => {
                     if connection.is_parked() {
                         let began = Instant::now();
-                        connection.ask_again(&self.shared, &mut self.buffers);
-                        let flushed = connection.flush(&mut self.buffers.slice, now);
+                        connection.ask_again(&mut self.service);
+                        let flushed = connection.flush(&mut self.service.slice, now);
                         self.pay(index, began);
                         self.after(index, flushed.map(|_| Turn::Idle));
                         continue;
@@ -930,7 +932,7 @@ impl Shard {
             End::Silent | End::Stuck => self.shared.log_peer_error("disconnected", Some(&peer), end),
         }
         // What is queued, perhaps the reason, leaves if the socket takes it.
-        let _ = connection.flush(&mut self.buffers.slice, Instant::now());
+        let _ = connection.flush(&mut self.service.slice, Instant::now());
         self.let_go(connection.link().peer(), connection.link().socket());
         connection.close(&self.shared);
         self.shares.leave(index);
@@ -982,10 +984,4 @@ fn shakes(slots: &[Slot], token: u64) -> bool {
     slots
         .get(slot_of(token))
         .is_some_and(|slot| slot.has(token) && matches!(slot.state, State::Shaking { .. }))
-}
-
-/// Whether a connection could not be accepted for lack of a resource, so that it waits in the kernel. After
-/// other errors it is gone.
-pub(super) fn is_want(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

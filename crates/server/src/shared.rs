@@ -1,27 +1,29 @@
 //! What all threads of a server share.
 
-use super::closer::Closer;
-use super::connection::Refused;
-use super::copy_worker::{self, CopyTable, Delivered, Order};
-use super::unauthenticated::PeerLog;
-use super::{ServerConfig, ServerStatus};
-use crate::block::Blocks;
-use crate::connection::direct::LeftUpdate;
-use crate::connection::published::PublishedMemories;
-use crate::reaper::Task;
+use crate::closer::Closer;
+use crate::config::ServerConfig;
+use crate::lease::{Counts, Delivered, Duty, Lease, Order, Space};
+use crate::lock::lock;
+use crate::refused::Refused;
+use crate::replies::Replies;
 use crate::store::PageStore;
-use crate::tenants::{LeaseLog, Tenant, Tenants};
-use rampool_lease::{Charges, ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
+use crate::tenants::{LeaseLog, MOST_SURPLUS, Tenant, Tenants};
+use crate::unauthenticated::PeerLog;
+use rampool_lease::{
+    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, Payer, QueueOutput, Revoked,
+    Rules, StoredPage, Tick,
+};
 use rampool_net::key::random_bytes;
-use rampool_net::transport::{Handshake, Means, Peer};
-use rampool_wire::frame::{LeaseId, MemberId};
+use rampool_net::transport::{Handshake, Peer};
+use rampool_wire::frame::{LeaseId, MemberId, RegionId, Status};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
@@ -37,8 +39,8 @@ pub(super) struct Shared {
     pub(super) drain_until_ms: AtomicU64,
     /// Places taken, by connections and by handshakes under way.
     pub(super) connections: AtomicUsize,
-    pub(super) peer_log: PeerLog,
-    pub(super) lease_log: LeaseLog,
+    peer_log: PeerLog,
+    lease_log: LeaseLog,
     pub(super) replies: Arc<Replies>,
     pub(super) tenants: Tenants,
     closer: Closer,
@@ -48,135 +50,16 @@ pub(super) struct Shared {
     reaper: Mutex<Sender<Task>>,
     /// A thread that copies to other servers has panicked.
     pub(super) copy_worker_died: AtomicBool,
-    copy_workers: Mutex<Sender<copy_worker::Duty>>,
-    blocks: OnceLock<Blocks>,
+    copy_workers: Mutex<Sender<Duty>>,
 }
 
-/// One lease as connections see it. Locked before the directory where both are needed: work on a lease takes
-/// long, and the directory is for all.
-pub(super) struct Lease {
-    pub(super) id: LeaseId,
-    pub(super) tenant: Arc<Tenant>,
-    space: Mutex<Charged>,
-    /// For its tenant's account.
-    directory: Arc<Mutex<Directory>>,
-    /// What it used when that was seen last, for those that do not wait for it.
-    used: Mutex<Looked>,
-    /// Replies that its connections have queued.
-    pub(super) replies: Replies,
-    pub(super) counts: Counts,
-    /// The copy table: orders of copies to other servers.
-    pub(super) copy_table: CopyTable,
-    /// The transports of its members' connections, for the status.
-    means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
-    pub(super) published: Mutex<PublishedMemories>,
-}
-
-/// A lease's regions, and what is charged for them to its tenant.
-struct Charged {
-    space: LeaseSpace,
-    charged: Charges,
-}
-
-/// A lease's regions, locked. What has become of their number and tables is charged when it is unlocked.
-pub(super) struct Space<'a> {
-    locked: MutexGuard<'a, Charged>,
-    lease: &'a Lease,
-}
-
-impl std::ops::Deref for Space<'_> {
-    type Target = LeaseSpace;
-
-    fn deref(&self) -> &LeaseSpace {
-        &self.locked.space
-    }
-}
-
-impl std::ops::DerefMut for Space<'_> {
-    fn deref_mut(&mut self) -> &mut LeaseSpace {
-        &mut self.locked.space
-    }
-}
-
-impl Space<'_> {
-    /// Makes a region, or a queue with its region, if the tenant may have one more.
-    pub(super) fn make<R>(&mut self, queues: u64, make: impl FnOnce(&mut LeaseSpace) -> R) -> R {
-        let charged = lock(&self.lease.directory).accounts_mut().charge(self.lease.tenant.name, 1, queues);
-        if charged.is_ok() {
-            self.locked.charged.regions += 1;
-            self.locked.charged.queues += queues;
-        }
-        self.locked.space.set_over_quota(charged.err());
-        make(&mut self.locked.space)
-    }
-}
-
-impl Drop for Space<'_> {
-    fn drop(&mut self) {
-        let (charged, now) = (self.locked.charged, self.locked.space.charges());
-        if charged != now {
-            let mut directory = lock(&self.lease.directory);
-            directory.accounts_mut().settle(self.lease.tenant.name, charged, now);
-            self.locked.charged = now;
-        }
-    }
-}
-
-/// What a lease uses, and its queues, for the status.
-pub(super) type Looked = (SpaceUsage, Vec<super::QueueStatus>);
-
-/// Bytes of replies that wait to leave, of many connections together: what a connection has beyond
-/// [`OWN_REPLY_BYTES`].
-pub(super) struct Replies {
-    waiting: AtomicU64,
-    most: AtomicU64,
-}
-
-/// Bytes of replies that one connection may queue regardless of the others; and, where nothing else may be
-/// queued, one reply more.
-pub(super) const OWN_REPLY_BYTES: usize = 64 << 10;
-
-impl Replies {
-    pub(super) fn new(most: u64) -> Self {
-        Self { waiting: AtomicU64::new(0), most: AtomicU64::new(most) }
-    }
-
-    pub(super) fn set_most(&self, most: u64) {
-        self.most.store(most, Ordering::Relaxed);
-    }
-
-    /// A connection's queued bytes are `now` instead of `before`, both beyond its own.
-    pub(super) fn change(&self, before: usize, now: usize) {
-        match now.checked_sub(before) {
-            Some(0) => {}
-            Some(more) => _ = self.waiting.fetch_add(more as u64, Ordering::Relaxed),
-            None => _ = self.waiting.fetch_sub((before - now) as u64, Ordering::Relaxed),
-        }
-    }
-
-    /// Whether connections with queued replies must take them before more of their requests are read.
-    pub(super) fn are_many(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn waiting_bytes(&self) -> u64 {
-        self.waiting.load(Ordering::Relaxed)
-    }
-}
-
-/// Operation counters, written by the requests of one lease or one shard, read by any thread.
-#[derive(Default)]
-#[repr(align(128))]
-pub(super) struct Counts {
-    pub(super) gets: AtomicU64,
-    pub(super) got_pages: AtomicU64,
-    pub(super) puts: AtomicU64,
-    pub(super) put_pages: AtomicU64,
-    pub(super) discards: AtomicU64,
-    pub(super) control: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) bytes_in: AtomicU64,
-    pub(super) bytes_out: AtomicU64,
+/// What is left to the reaper.
+pub(super) enum Task {
+    Settle(Departed),
+    /// Freeing pages of this lease's freed regions has stopped halfway.
+    Bury(LeaseId),
+    /// A connection has ended in the middle of an update.
+    Finish(Box<dyn FnOnce(&Shared) + Send>),
 }
 
 /// The answer to a request that waits in a queue, for its connection: argument and table.
@@ -209,74 +92,6 @@ pub(super) struct Mailbox {
     pub(super) sleeps: AtomicU64,
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic of another thread is reported where it happened; what it left is checked by assertions.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Lease {
-    pub(super) fn new(shared: &Shared, id: LeaseId, bytes: u64, tenant: &Arc<Tenant>) -> Self {
-        let space = LeaseSpace::new(bytes).with_queue_limits(shared.config.queues);
-        Self {
-            id,
-            tenant: Arc::clone(tenant),
-            space: Mutex::new(Charged { space, charged: Charges::default() }),
-            directory: Arc::clone(&shared.directory),
-            used: Mutex::default(),
-            replies: Replies::new(u64::MAX),
-            counts: Counts::default(),
-            copy_table: CopyTable::default(),
-            means: Mutex::default(),
-            published: Mutex::default(),
-        }
-    }
-
-    /// No thread keeps it locked for longer than a slice of work.
-    pub(super) fn space(&self) -> Space<'_> {
-        Space { locked: lock(&self.space), lease: self }
-    }
-
-    /// As [`Lease::space`], unless another thread holds the lock.
-    pub(super) fn idle_space(&self) -> Option<Space<'_>> {
-        let locked = match self.space.try_lock() {
-            Ok(locked) => locked,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(Space { locked, lease: self })
-    }
-
-    /// What it uses; while another thread works on it, what it used before.
-    pub(super) fn look(&self, look: impl FnOnce(&LeaseSpace) -> Looked) -> Looked {
-        match self.idle_space() {
-            Some(space) => {
-                let looked = look(&space);
-                drop(space);
-                lock(&self.used).clone_from(&looked);
-                looked
-            }
-            None => lock(&self.used).clone(),
-        }
-    }
-
-    /// A member's connection travels by these means.
-    pub(super) fn connected(&self, member: MemberId, connection: ConnectionNumber, means: Means) {
-        lock(&self.means).insert(member, (connection, means));
-    }
-
-    /// It has ended; the member may have another one by now.
-    pub(super) fn disconnected(&self, member: MemberId, connection: ConnectionNumber) {
-        let mut means = lock(&self.means);
-        if means.get(&member).is_some_and(|(of, _)| *of == connection) {
-            means.remove(&member);
-        }
-    }
-
-    pub(super) fn means_of(&self, member: MemberId) -> Option<Means> {
-        lock(&self.means).get(&member).map(|(_, means)| *means)
-    }
-}
-
 impl Mailbox {
     pub(super) fn ring(&self) {
         // A full counter rings as well.
@@ -288,7 +103,7 @@ impl Shared {
     pub(super) fn new(
         config: ServerConfig,
         store: Arc<dyn PageStore>,
-    ) -> io::Result<(Self, Receiver<Task>, Receiver<copy_worker::Duty>)> {
+    ) -> io::Result<(Self, Receiver<Task>, Receiver<Duty>)> {
         let limits = Limits {
             memory_bytes: config.memory_bytes,
             grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
@@ -334,7 +149,6 @@ impl Shared {
             reaper: Mutex::new(reaper),
             copy_worker_died: AtomicBool::new(false),
             copy_workers: Mutex::new(copy_workers),
-            blocks: OnceLock::new(),
         };
         Ok((shared, orders, duties))
     }
@@ -359,8 +173,19 @@ impl Shared {
         self.leases.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    pub(super) fn add_lease(&self, lease: Arc<Lease>) {
-        self.leases.write().unwrap_or_else(PoisonError::into_inner).insert(lease.id, lease);
+    /// A lease that the directory has opened for its first member.
+    pub(super) fn open_lease(
+        &self,
+        id: LeaseId,
+        member: MemberId,
+        bytes: u64,
+        tenant: Arc<Tenant>,
+    ) -> Arc<Lease> {
+        let space = LeaseSpace::new(bytes).with_queue_limits(self.config.queues);
+        let lease = Arc::new(Lease::new(id, space, tenant, Arc::clone(&self.directory)));
+        lease.space().member_joined(member, ConnectionNumber::FIRST);
+        self.leases.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&lease));
+        lease
     }
 
     pub(super) fn remove_lease(&self, id: LeaseId) {
@@ -377,9 +202,9 @@ impl Shared {
         self.leave_to_reaper(Task::Bury(lease));
     }
 
-    /// Lets the reaper finish an update whose connection has ended.
-    pub(super) fn finish_later(&self, left: LeftUpdate) {
-        self.leave_to_reaper(Task::Update(Box::new(left)));
+    /// Lets the reaper finish what a connection has begun.
+    pub(super) fn finish_later(&self, finish: Box<dyn FnOnce(&Shared) + Send>) {
+        self.leave_to_reaper(Task::Finish(finish));
     }
 
     fn leave_to_reaper(&self, task: Task) {
@@ -448,9 +273,45 @@ impl Shared {
 
     fn tell_queues(&self, mut space: Space<'_>) {
         let mut posts = Posts::new();
-        super::connection::queue::collect(self, &mut space, &mut posts);
+        self.collect(&mut space, &mut posts);
         drop(space);
         self.post(posts);
+    }
+
+    /// Fetches the replies of a lease's queues while the lease is locked. Frames of released bodies go back to
+    /// the store.
+    pub(super) fn collect(&self, space: &mut LeaseSpace, posts: &mut Posts) {
+        let mut released = Vec::new();
+        while let Some(output) = space.poll_queues(&mut released) {
+            let (to, result) = match output {
+                QueueOutput::Pushed { to, number, body_at } => {
+                    (to, Ok((number, body_at.map_or_else(Vec::new, |at| at.to_le_bytes().to_vec()))))
+                }
+                QueueOutput::Taken { to, queue, numbers } => {
+                    let mut table = Vec::with_capacity(numbers.len() * 128);
+                    numbers
+                        .iter()
+                        .for_each(|number| space.queues().delivery(queue, *number).encode(&mut table));
+                    (to, Ok((numbers.len() as u64, table)))
+                }
+                QueueOutput::Body { to, there } => (to, Ok((u64::from(there), Vec::new()))),
+                QueueOutput::Failed { to, error } => (to, Err(Refused::from(error))),
+                _ => continue,
+            };
+            posts.push(Post { shard: to.origin.0, token: to.origin.1, request: to.request, result });
+        }
+        self.store.release(&released);
+    }
+
+    /// Bytes of a region were stored: this may complete a body that a receiver waits for.
+    pub(super) fn bytes_came(
+        &self,
+        space: &mut LeaseSpace,
+        posts: &mut Posts,
+        (region, from, bytes): (RegionId, u64, u64),
+    ) {
+        space.bytes_came(region, from, bytes);
+        self.collect(space, posts);
     }
 
     /// Brings answers of queues to their shards.
@@ -466,18 +327,68 @@ impl Shared {
         }
     }
 
+    /// Where a page's bytes are for sending, and how many: as stored, or unpacked if `compressed` ones may not
+    /// travel. The frame comes with a reference of its own.
+    pub(super) fn present(
+        &self,
+        arena: usize,
+        page: &StoredPage,
+        compressed: bool,
+    ) -> Result<(FrameIndex, u32), Refused> {
+        let presented = self.store.present(arena, page, compressed)?;
+        presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))
+    }
+
     /// Closes an unused descriptor on another thread, because that may take long.
     pub(super) fn close_elsewhere(&self, fd: OwnedFd) {
         self.closer.close(fd);
     }
 
-    /// The server has these block devices.
-    pub(super) fn offer(&self, blocks: Blocks) {
-        assert!(self.blocks.set(blocks).is_ok(), "block devices are offered once");
+    /// Other rules from now on. Connections whose keys they revoke end.
+    pub(super) fn set_rules(&self, rules: Rules) {
+        for (name, revoked) in &rules.revoked {
+            match revoked {
+                Revoked::All => tracing::info!(tenant = %name, "all keys of this tenant are revoked"),
+                Revoked::Generations(generations) => {
+                    tracing::info!(tenant = %name, ?generations, "keys of this tenant are revoked")
+                }
+            }
+        }
+        self.directory().accounts_mut().set_rules(rules.clone());
+        self.tenants.set(rules);
+        self.wake_all();
     }
 
-    pub(super) fn blocks(&self) -> &Blocks {
-        self.blocks.get().expect("offered before any thread starts")
+    /// Charges a connection to its tenant. False: it has too many, and this one must end.
+    pub(super) fn connect(&self, tenant: &Tenant) -> bool {
+        let mut directory = self.directory();
+        let accounts = directory.accounts_mut();
+        let has = accounts.of(tenant.name).connections;
+        let most = accounts.rules().quota(tenant.name).connections;
+        let fits = most.is_none_or(|most| has < most.saturating_add(MOST_SURPLUS));
+        if fits {
+            accounts.connect(tenant.name);
+        }
+        fits
+    }
+
+    pub(super) fn disconnect(&self, tenant: &Tenant) {
+        self.directory().accounts_mut().disconnect(tenant.name);
+    }
+
+    pub(super) fn may_log(&self, what: &'static str, whom: Payer) -> bool {
+        self.lease_log.may_say(self.now(), what, whom)
+    }
+
+    pub(super) fn log_peer_error(&self, what: &'static str, peer: Option<&Peer>, error: &dyn Display) {
+        self.peer_log.say(self.now(), what, peer, error);
+    }
+
+    /// Logs how often what is repeated was, when the minute is over, or at the end.
+    pub(super) fn log_repeated(&self, at_the_end: bool) {
+        let now = (!at_the_end).then(|| self.now());
+        self.peer_log.say_repeated(now);
+        self.lease_log.say_repeated(now);
     }
 
     /// Whether this peer may be a client, as far as its user decides that.
@@ -525,26 +436,10 @@ impl Shared {
         self.drain_until_ms.load(Ordering::Relaxed).saturating_sub(self.now().0)
     }
 
-    /// A member whose connection broke counts for as long as it may come back.
-    pub(super) fn has_members(&self) -> bool {
-        // The member of an export's lease is the server itself.
-        let is_client = |lease: &rampool_lease::LeaseSummary| {
-            !lease.members.is_empty() && !self.blocks().holds(lease.lease)
-        };
-        self.blocks().has_clients() || self.directory().summary().iter().any(is_client)
-    }
-
     pub(super) fn wake_all(&self) {
         for shard in &self.shards {
             shard.ring();
         }
-        if let Some(blocks) = self.blocks.get() {
-            blocks.wake_all();
-        }
-    }
-
-    pub(super) fn status(&self) -> ServerStatus {
-        super::status::collect(self, None)
     }
 
     pub(super) fn check(&self) {

@@ -1,9 +1,12 @@
 //! What a server says about itself: the reply to `Status`, as JSON, and what `rampool status` and the metrics
 //! show.
 
-use super::shared::{Counts, Looked, Shared};
-use crate::block::ExportStatus;
-use rampool_lease::{LeaseSpace, Payer, QueueCounts, QueueId};
+use super::config::StoreKind;
+use super::lease::{Counts, Lease};
+use super::shared::Shared;
+use super::tenants::Tenant;
+use crate::block::{Blocks, ExportStatus};
+use rampool_lease::{Account, LeaseSummary, MemberSummary, Payer, QueueCounts, Quota};
 use rampool_wire::frame::Listed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -182,7 +185,7 @@ impl OperationCounts {
 }
 
 /// What a tenant may see; `None`: everything.
-pub(super) fn collect(shared: &Shared, viewer: Payer) -> ServerStatus {
+pub(super) fn collect(shared: &Shared, blocks: &Blocks, viewer: Payer) -> ServerStatus {
     let (mut summaries, lent_bytes, free_bytes, mut accounts, rules) = {
         let directory = shared.directory();
         let accounts = directory.accounts();
@@ -193,85 +196,41 @@ pub(super) fn collect(shared: &Shared, viewer: Payer) -> ServerStatus {
         summaries.retain(|lease| lease.tenant == viewer);
         accounts.retain(|(tenant, _)| *tenant == viewer);
     }
-    let text = |name: Payer| name.map_or_else(String::new, |name| name.to_string());
     let known: BTreeMap<_, _> = shared.tenants.all().into_iter().map(|known| (known.name, known)).collect();
     let tenants = accounts.into_iter().map(|(name, account)| {
-        let quota = rules.quota(name);
-        TenantStatus {
-            name: text(name),
-            weight: quota.weight,
-            lent_bytes: account.lent_bytes,
-            quota_bytes: quota.memory_bytes,
-            connections: account.connections,
-            regions: account.regions,
-            queues: account.queues,
-            reply_bytes: known.get(&name).map_or(0, |known| known.replies.waiting_bytes()),
-            served_us: known.get(&name).map_or(0, |known| known.served_ns() / 1000),
-        }
+        TenantStatus::new(name, &rules.quota(name), &account, known.get(&name).map(|known| &**known))
     });
-    let tenants: Vec<TenantStatus> = tenants.collect();
-    let spaces: BTreeMap<_, _> = shared.leases().into_iter().map(|lease| (lease.id, lease)).collect();
-    let leases = summaries.into_iter().map(|summary| {
-        let space = spaces.get(&summary.lease);
-        let (usage, queues) = space.map(|lease| lease.look(look)).unwrap_or_default();
-        let mut operations = OperationCounts::default();
-        if let Some(lease) = space {
-            operations.add(&lease.counts);
-        }
-        let member = |m: rampool_lease::MemberSummary| MemberStatus {
-            member: m.member.0,
-            pid: m.pid,
-            name: m.name,
-            host: m.host,
-            connections: m.connections,
-            means: space
-                .and_then(|lease| lease.means_of(m.member))
-                .map_or_else(String::new, |means| means.name().to_owned()),
-        };
-        LeaseStatus {
-            lease: summary.lease.0,
-            tenant: text(summary.tenant),
-            reply_bytes: space.map_or(0, |lease| lease.replies.waiting_bytes()),
-            name: summary.name,
-            host: summary.host,
-            bytes: summary.bytes,
-            used_bytes: usage.used_bytes,
-            metadata_bytes: usage.metadata_bytes,
-            pages: usage.pages,
-            shared_frames: usage.shared_frames,
-            regions: usage.regions,
-            operations,
-            members: summary.members.into_iter().map(member).collect(),
-            queues,
-        }
+    let leases: BTreeMap<_, _> = shared.leases().into_iter().map(|lease| (lease.id, lease)).collect();
+    let summaries = summaries.into_iter().map(|one| {
+        let lease = leases.get(&one.lease).map(|lease| &**lease);
+        LeaseStatus::new(one, lease)
     });
-    let leases: Vec<LeaseStatus> = leases.collect();
-    if let Some(name) = viewer {
-        return of_tenant(shared, leases, tenants, free_bytes, rules.quota(Some(name)).memory_bytes);
-    }
-    let mut operations = OperationCounts::default();
-    let (mut protocol_errors, mut failed_handshakes, mut sleeps) = (0, 0, 0);
-    for shard in &shared.shards {
-        operations.add(&shard.counts);
-        protocol_errors += shard.protocol_errors.load(Ordering::Relaxed);
-        failed_handshakes += shard.failed_handshakes.load(Ordering::Relaxed);
-        sleeps += shard.sleeps.load(Ordering::Relaxed);
-    }
-    let blocks = shared.blocks();
-    operations.add(blocks.counts());
-    let [block_errors, block_handshakes, block_sleeps] = blocks.events();
-    protocol_errors += block_errors;
-    failed_handshakes += block_handshakes;
-    sleeps += block_sleeps;
-    let store = shared.store.usage();
-    ServerStatus {
+    let everyones = ServerStatus {
         server: shared.server,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
         uptime_ms: shared.now().0,
         draining: shared.draining(),
         short_of_memory: shared.short_of_memory(),
-        compressed: shared.config.store == super::StoreKind::Compressed,
+        compressed: shared.config.store == StoreKind::Compressed,
+        leases: summaries.collect(),
+        tenants: tenants.collect(),
+        ..ServerStatus::default()
+    };
+    if let Some(name) = viewer {
+        let all = shared.config.memory_bytes;
+        let memory_bytes = rules.quota(Some(name)).memory_bytes.map_or(all, |quota| quota.min(all));
+        return everyones.of_tenant(memory_bytes, free_bytes);
+    }
+    let (mut operations, mut events) = (OperationCounts::default(), blocks.events());
+    for shard in &shared.shards {
+        operations.add(&shard.counts);
+        let more = [&shard.protocol_errors, &shard.failed_handshakes, &shard.sleeps];
+        events.iter_mut().zip(more).for_each(|(sum, more)| *sum += more.load(Ordering::Relaxed));
+    }
+    blocks.counts().for_each(|counts| operations.add(counts));
+    let ([protocol_errors, failed_handshakes, sleeps], store) = (events, shared.store.usage());
+    ServerStatus {
+        pid: std::process::id(),
         memory_bytes: shared.config.memory_bytes,
         lent_bytes,
         free_bytes,
@@ -286,58 +245,98 @@ pub(super) fn collect(shared: &Shared, viewer: Payer) -> ServerStatus {
         failed_handshakes,
         sleeps,
         operations,
-        leases,
-        tenants,
         exports: blocks.status(),
+        ..everyones
     }
 }
 
-/// The server as a tenant sees it: its own part.
-fn of_tenant(
-    shared: &Shared,
-    leases: Vec<LeaseStatus>,
-    tenants: Vec<TenantStatus>,
-    free_bytes: u64,
-    quota: Option<u64>,
-) -> ServerStatus {
-    let own = tenants.first().cloned().unwrap_or_default();
-    let all = shared.config.memory_bytes;
-    let memory_bytes = quota.map_or(all, |quota| quota.min(all));
-    let mut operations = OperationCounts::default();
-    leases.iter().for_each(|lease| operations.join(&lease.operations));
-    ServerStatus {
-        server: shared.server,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        uptime_ms: shared.now().0,
-        draining: shared.draining(),
-        short_of_memory: shared.short_of_memory(),
-        compressed: shared.config.store == super::StoreKind::Compressed,
-        memory_bytes,
-        lent_bytes: own.lent_bytes,
-        free_bytes: free_bytes.min(memory_bytes.saturating_sub(own.lent_bytes)),
-        used_bytes: leases.iter().map(|lease| lease.used_bytes).sum(),
-        reply_bytes: own.reply_bytes,
-        connections: own.connections,
-        operations,
-        leases,
-        tenants,
-        ..ServerStatus::default()
+fn in_words(name: Payer) -> String {
+    name.map_or_else(String::new, |name| name.to_string())
+}
+
+impl ServerStatus {
+    /// As a tenant sees it, which has these leases: its own part.
+    fn of_tenant(self, memory_bytes: u64, free_bytes: u64) -> Self {
+        let own = self.tenants.first().cloned().unwrap_or_default();
+        let mut operations = OperationCounts::default();
+        self.leases.iter().for_each(|lease| operations.join(&lease.operations));
+        Self {
+            memory_bytes,
+            lent_bytes: own.lent_bytes,
+            free_bytes: free_bytes.min(memory_bytes.saturating_sub(own.lent_bytes)),
+            used_bytes: self.leases.iter().map(|lease| lease.used_bytes).sum(),
+            reply_bytes: own.reply_bytes,
+            connections: own.connections,
+            operations,
+            ..self
+        }
     }
 }
 
-fn look(space: &LeaseSpace) -> Looked {
-    let queue = |(listed, counts): (Listed, QueueCounts)| QueueStatus {
-        name: listed.name,
-        messages: listed.messages,
-        held: listed.held,
-        bytes: listed.bytes,
-        waiting_senders: listed.waiting_senders,
-        waiting_receivers: listed.waiting_receivers,
-        pushed: counts.pushed,
-        done: counts.done,
-        redelivered: counts.redelivered,
-        withdrawn: counts.withdrawn,
-        full: counts.refused,
-    };
-    (space.usage(), space.queues().list(QueueId(0)).map(queue).collect())
+impl TenantStatus {
+    fn new(name: Payer, quota: &Quota, account: &Account, known: Option<&Tenant>) -> Self {
+        Self {
+            name: in_words(name),
+            weight: quota.weight,
+            lent_bytes: account.lent_bytes,
+            quota_bytes: quota.memory_bytes,
+            connections: account.connections,
+            regions: account.regions,
+            queues: account.queues,
+            reply_bytes: known.map_or(0, |known| known.replies.waiting_bytes()),
+            served_us: known.map_or(0, |known| known.served_ns() / 1000),
+        }
+    }
+}
+
+impl LeaseStatus {
+    fn new(summary: LeaseSummary, lease: Option<&Lease>) -> Self {
+        let (usage, queues) = lease.map(Lease::look).unwrap_or_default();
+        let mut operations = OperationCounts::default();
+        lease.iter().for_each(|lease| operations.add(&lease.counts));
+        let member = |m: MemberSummary| MemberStatus {
+            member: m.member.0,
+            pid: m.pid,
+            name: m.name,
+            host: m.host,
+            connections: m.connections,
+            means: lease
+                .and_then(|lease| lease.means_of(m.member))
+                .map_or_else(String::new, |means| means.name().to_owned()),
+        };
+        Self {
+            lease: summary.lease.0,
+            tenant: in_words(summary.tenant),
+            reply_bytes: lease.map_or(0, |lease| lease.replies.waiting_bytes()),
+            name: summary.name,
+            host: summary.host,
+            bytes: summary.bytes,
+            used_bytes: usage.used_bytes,
+            metadata_bytes: usage.metadata_bytes,
+            pages: usage.pages,
+            shared_frames: usage.shared_frames,
+            regions: usage.regions,
+            operations,
+            members: summary.members.into_iter().map(member).collect(),
+            queues: queues.into_iter().map(QueueStatus::from).collect(),
+        }
+    }
+}
+
+impl From<(Listed, QueueCounts)> for QueueStatus {
+    fn from((listed, counts): (Listed, QueueCounts)) -> Self {
+        Self {
+            name: listed.name,
+            messages: listed.messages,
+            held: listed.held,
+            bytes: listed.bytes,
+            waiting_senders: listed.waiting_senders,
+            waiting_receivers: listed.waiting_receivers,
+            pushed: counts.pushed,
+            done: counts.done,
+            redelivered: counts.redelivered,
+            withdrawn: counts.withdrawn,
+            full: counts.refused,
+        }
+    }
 }

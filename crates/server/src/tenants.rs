@@ -3,8 +3,9 @@
 //! What a tenant may have is decided by `rampool_lease`'s accounts and shares. Here is what many threads
 //! count for it.
 
-use super::shared::{Replies, Shared, lock};
-use rampool_lease::{LogLimiter, Payer, Quota, Rate, Repeated, Revoked, Rules};
+use super::lock::lock;
+use super::replies::Replies;
+use rampool_lease::{LogLimiter, Payer, Quota, Rate, Repeated, Rules, Tick};
 use rampool_net::transport::Gate;
 use rampool_wire::session::Refusal;
 use rampool_wire::tenant::TenantId;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Connections beyond its quota that a tenant may have at a time, to come back over when others have broken.
-const MOST_SURPLUS: u64 = 8;
+pub(super) const MOST_SURPLUS: u64 = 8;
 
 /// In each minute so many lines of a kind are written about a tenant, and later how many more there were.
 const LOG_PERIOD_MS: u64 = 60_000;
@@ -27,6 +28,33 @@ pub(super) struct LeaseLog(Mutex<LogLimiter<(&'static str, Payer)>>);
 impl Default for LeaseLog {
     fn default() -> Self {
         Self(Mutex::new(LogLimiter::new(LOG_PERIOD_MS, MOST_KINDS).in_full(LINES_OF_A_KIND)))
+    }
+}
+
+impl LeaseLog {
+    /// Whether to write a line of this kind now: a client can cause it as often as it likes, so that what is
+    /// repeated is counted instead.
+    pub(super) fn may_say(&self, now: Tick, what: &'static str, whom: Payer) -> bool {
+        lock(&self.0).hear(now, (what, whom))
+    }
+
+    /// Logs how often it was, when the minute is over, or, without a time, at the end.
+    pub(super) fn say_repeated(&self, now: Option<Tick>) {
+        let mut limiter = lock(&self.0);
+        let repeated = if let Some(now) = now { limiter.tell(now) } else { limiter.tell_all() };
+        drop(limiter);
+        for Repeated { what, times } in repeated {
+            match what {
+                Some((what, whom)) => {
+                    tracing::info!(
+                        tenant = in_words(whom),
+                        times,
+                        "{what}: more like this in the last minute"
+                    )
+                }
+                None => tracing::info!(times, "more of other kinds, or of other tenants, in the last minute"),
+            }
+        }
     }
 }
 
@@ -169,69 +197,10 @@ impl Tenants {
         self.changes.load(Ordering::Acquire)
     }
 
-    fn set(&self, rules: Rules) {
+    pub(super) fn set(&self, rules: Rules) {
         let known = lock(&self.known);
         known.values().for_each(|tenant| tenant.set(&rules.quota(tenant.name)));
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
         self.changes.fetch_add(1, Ordering::Release);
-    }
-}
-
-impl Shared {
-    /// Other rules from now on. Connections whose keys they revoke end.
-    pub(super) fn set_rules(&self, rules: Rules) {
-        for (name, revoked) in &rules.revoked {
-            match revoked {
-                Revoked::All => tracing::info!(tenant = %name, "all keys of this tenant are revoked"),
-                Revoked::Generations(generations) => {
-                    tracing::info!(tenant = %name, ?generations, "keys of this tenant are revoked")
-                }
-            }
-        }
-        self.directory().accounts_mut().set_rules(rules.clone());
-        self.tenants.set(rules);
-        self.wake_all();
-    }
-
-    /// Whether to write a line of this kind now: a client can cause it as often as it likes, so that what is
-    /// repeated is counted instead.
-    pub(super) fn may_log(&self, what: &'static str, whom: Payer) -> bool {
-        lock(&self.lease_log.0).hear(self.now(), (what, whom))
-    }
-
-    /// Logs how often it was, when the minute is over, or at the end.
-    pub(super) fn log_repeated(&self, at_the_end: bool) {
-        let mut limiter = lock(&self.lease_log.0);
-        let repeated = if at_the_end { limiter.tell_all() } else { limiter.tell(self.now()) };
-        drop(limiter);
-        for Repeated { what, times } in repeated {
-            match what {
-                Some((what, whom)) => {
-                    tracing::info!(
-                        tenant = in_words(whom),
-                        times,
-                        "{what}: more like this in the last minute"
-                    )
-                }
-                None => tracing::info!(times, "more of other kinds, or of other tenants, in the last minute"),
-            }
-        }
-    }
-
-    /// Charges a connection to its tenant. False: it has too many, and this one must end.
-    pub(super) fn connect(&self, tenant: &Tenant) -> bool {
-        let mut directory = self.directory();
-        let accounts = directory.accounts_mut();
-        let has = accounts.of(tenant.name).connections;
-        let most = accounts.rules().quota(tenant.name).connections;
-        let fits = most.is_none_or(|most| has < most.saturating_add(MOST_SURPLUS));
-        if fits {
-            accounts.connect(tenant.name);
-        }
-        fits
-    }
-
-    pub(super) fn disconnect(&self, tenant: &Tenant) {
-        self.directory().accounts_mut().disconnect(tenant.name);
     }
 }

@@ -105,18 +105,18 @@ fn many_clients_read_what_they_wrote_over_every_way_and_store() {
     let dir = tempfile::tempdir().unwrap();
     for store in [StoreKind::Raw, StoreKind::Compressed] {
         for (server_key, encryption, means) in [
-            (None, Encryption::Auto, Means::Tcp),
-            (Some(key.clone()), Encryption::On, Means::Tcp),
-            (Some(key.clone()), Encryption::Auto, Means::UnixSocket),
-            (Some(key.clone()), Encryption::Auto, Means::Rings),
-            (Some(key.clone()), Encryption::Auto, Means::Ucx),
+            (None, Encryption::Auto, Means::TCP),
+            (Some(key.clone()), Encryption::On, Means::TCP),
+            (Some(key.clone()), Encryption::Auto, Means::UNIX_SOCKET),
+            (Some(key.clone()), Encryption::Auto, Means::RINGS),
+            (Some(key.clone()), Encryption::Auto, Means::UCX),
         ] {
             let listen = match means {
-                Means::Tcp => local(),
-                Means::Ucx => "ucx:127.0.0.1:0".parse().unwrap(),
-                Means::UnixSocket | Means::Rings => Endpoint::Unix(dir.path().join("s")),
+                Means::TCP => local(),
+                Means::UCX => "ucx:127.0.0.1:0".parse().unwrap(),
+                _ => Endpoint::Unix(dir.path().join("s")),
             };
-            let rings = means == Means::Rings;
+            let rings = means == Means::RINGS;
             let server = Server::start(ServerConfig {
                 listen: vec![listen],
                 key: server_key.clone(),
@@ -131,7 +131,7 @@ fn many_clients_read_what_they_wrote_over_every_way_and_store() {
                     let (server, server_key) = (&server, &server_key);
                     scope.spawn(move || {
                         let mut rng = TestRunner::deterministic().new_rng();
-                        let ucx = (means == Means::Ucx).then(|| rampool_ucx::Context::process().unwrap());
+                        let ucx = (means == Means::UCX).then(|| rampool_ucx::Context::process().unwrap());
                         let policy = LocalPolicy { ucx, ..policy(server_key.as_ref(), Encryption::Auto) };
                         let mut client = Client::with_lease(server.addr(), policy, 32 * MIB);
                         assert_eq!(client.link.means(), means);
@@ -421,7 +421,7 @@ fn a_shard_that_was_kept_away_for_longer_than_a_silence_hears_its_clients_before
     let mailbox = &server.shared.shards[0];
     let (mut client, kept) = loop {
         let client = Client::with_lease(server.addr(), open_policy(), MIB);
-        let kept = super::shared::lock(&mailbox.arrivals);
+        let kept = crate::lock::lock(&mailbox.arrivals);
         mailbox.ring();
         // Once it has heard the doorbell it waits for the lock.
         while is_readable(mailbox.doorbell.as_fd()) {

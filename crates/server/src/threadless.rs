@@ -3,10 +3,12 @@
 //!
 //! Connections are socket pairs. What a client writes and what it is answered are bytes.
 
-use super::connection::{Connection, End, ScratchBuffers, Turn};
-use super::reaper::{Task, give_up, perform};
-use super::shared::{Lease, Shared};
-use super::{Blocks, ServerConfig, copy_worker};
+use super::connection::{Connection, End, Service, Turn};
+use super::lease::Duty;
+use super::lock::lock;
+use super::reaper::{give_up, perform};
+use super::shared::{Shared, Task};
+use super::{Blocks, ServerConfig};
 use rampool_lease::{ConnectionNumber, Tick};
 use rampool_net::transport::{Handshake, LocalPolicy, Stream};
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease, PageEntry};
@@ -22,13 +24,13 @@ use std::time::Instant;
 const MOST_TURNS: usize = 1_000_000;
 
 pub struct Threadless {
-    shared: Shared,
+    shared: Arc<Shared>,
     tasks: Receiver<Task>,
     /// What the reaper has not done yet.
     waiting: Vec<Task>,
     /// Nobody carries them out.
-    _copies: Receiver<copy_worker::Duty>,
-    buffers: ScratchBuffers,
+    _copies: Receiver<Duty>,
+    service: Service,
     /// A connection's number is its place; those that are over leave it empty.
     connections: Vec<Option<(Connection, UnixStream)>>,
 }
@@ -49,9 +51,10 @@ impl Threadless {
         let config = ServerConfig { shards: 1, lock_memory: false, ..config };
         let store = super::new_store(&config);
         let (shared, tasks, copies) = Shared::new(config, store).expect("a descriptor");
-        shared.offer(Blocks::open(&shared, &shared.config.block).expect("there are no exports"));
-        let (waiting, buffers) = (Vec::new(), ScratchBuffers::default());
-        Self { shared, tasks, waiting, _copies: copies, buffers, connections: Vec::new() }
+        let blocks = Arc::new(Blocks::open(&shared, &shared.config.block).expect("there are no exports"));
+        let shared = Arc::new(shared);
+        let (waiting, service) = (Vec::new(), Service::new(Arc::clone(&shared), blocks));
+        Self { shared, tasks, waiting, _copies: copies, service, connections: Vec::new() }
     }
 
     // --- connections ----------------------------------------------------------------------------------
@@ -111,12 +114,12 @@ impl Threadless {
     fn turn(&mut self, number: usize) -> Option<Turn> {
         let now = Instant::now();
         let (connection, _) = self.connections[number].as_mut()?;
-        let turn = connection.receive(&self.shared, &mut self.buffers, now);
-        for post in std::mem::take(&mut self.buffers.posts) {
+        let turn = connection.receive(&mut self.service, now);
+        for post in std::mem::take(&mut self.service.posts) {
             self.bring(post);
         }
         let (connection, _) = self.connections[number].as_mut()?;
-        let flushed = connection.flush(&mut self.buffers.slice, now).map(drop);
+        let flushed = connection.flush(&mut self.service.slice, now).map(drop);
         match turn.and_then(|turn| flushed.map(|()| turn)) {
             Ok(turn) => Some(turn),
             Err(end) => {
@@ -129,7 +132,7 @@ impl Threadless {
     fn bring(&mut self, post: super::shared::Post) {
         let to = usize::try_from(post.token).expect("a number of a connection");
         if let Some(Some((connection, _))) = self.connections.get_mut(to) {
-            connection.told(&self.shared, &mut self.buffers, post);
+            connection.told(&mut self.service, post);
         }
     }
 
@@ -155,13 +158,13 @@ impl Threadless {
             give_up(&self.shared, Tick(u64::MAX));
         }
         for place in 0..self.connections.len() {
-            let posts = std::mem::take(&mut *super::shared::lock(&self.shared.shards[0].posts));
+            let posts = std::mem::take(&mut *lock(&self.shared.shards[0].posts));
             posts.into_iter().for_each(|post| self.bring(post));
             if let Some((connection, _)) = &mut self.connections[place] {
-                connection.queue_alarm(&self.shared, &mut self.buffers);
-                connection.ask_again(&self.shared, &mut self.buffers);
+                connection.queue_alarm(&mut self.service);
+                connection.ask_again(&mut self.service);
             }
-            for post in std::mem::take(&mut self.buffers.posts) {
+            for post in std::mem::take(&mut self.service.posts) {
                 self.bring(post);
             }
             let _ = self.turn(place);
@@ -174,9 +177,7 @@ impl Threadless {
     pub fn open(&mut self, bytes: u64, token: LeaseToken) -> Option<(LeaseId, MemberId)> {
         let request = OpenLease { bytes, pid: 1, name: String::new(), host: String::new() };
         let (id, member) = self.shared.directory().open(None, &request, token).ok()?;
-        let lease = Lease::new(&self.shared, id, bytes, &self.shared.tenants.of(None));
-        lease.space().member_joined(member, ConnectionNumber::FIRST);
-        self.shared.add_lease(Arc::new(lease));
+        self.shared.open_lease(id, member, bytes, self.shared.tenants.of(None));
         Some((id, member))
     }
 

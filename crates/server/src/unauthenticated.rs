@@ -1,8 +1,8 @@
 //! Limits on unauthenticated connections. They cost a server little, however many there are: few lines of its
 //! log, and no client's place.
 
-use super::shared::{Shared, lock};
-use rampool_lease::{LogLimiter, Repeated};
+use super::lock::lock;
+use rampool_lease::{LogLimiter, Repeated, Tick};
 use rampool_net::transport::Peer;
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -31,12 +31,12 @@ impl Default for PeerLog {
     }
 }
 
-impl Shared {
+impl PeerLog {
     /// Logs what went wrong with a peer, be it a client or not; what is repeated is counted instead.
-    pub(super) fn log_peer_error(&self, what: &'static str, peer: Option<&Peer>, error: &dyn Display) {
+    pub(super) fn say(&self, now: Tick, what: &'static str, peer: Option<&Peer>, error: &dyn Display) {
         let error = error.to_string();
         let event = PeerEvent { what, from: peer.map(origin).unwrap_or_default(), error: error.clone() };
-        if lock(&self.peer_log.0).hear(self.now(), event) {
+        if lock(&self.0).hear(now, event) {
             match peer {
                 Some(peer) => tracing::warn!(%peer, %error, "{what}"),
                 None => tracing::warn!(%error, "{what}"),
@@ -44,10 +44,10 @@ impl Shared {
         }
     }
 
-    /// Logs how often it was, when the minute is over, or at the end.
-    pub(super) fn log_repeated_peer_errors(&self, at_the_end: bool) {
-        let mut limiter = lock(&self.peer_log.0);
-        let repeated = if at_the_end { limiter.tell_all() } else { limiter.tell(self.now()) };
+    /// Logs how often it was, when the minute is over, or, without a time, at the end.
+    pub(super) fn say_repeated(&self, now: Option<Tick>) {
+        let mut limiter = lock(&self.0);
+        let repeated = if let Some(now) = now { limiter.tell(now) } else { limiter.tell_all() };
         drop(limiter);
         for Repeated { what, times } in repeated {
             match what {

@@ -281,7 +281,7 @@ impl Host {
         };
         let nearby = by_rank().filter_map(|(is_shared, rank)| is_shared.then_some(rank)).collect();
         let sockets = datagrams.is_some() || by_rank().any(|(is_shared, _)| !is_shared);
-        let means = |line: &Line| matches!(line.means(), Means::Tcp | Means::Rings);
+        let means = |line: &Line| matches!(line.means(), Means::TCP | Means::RINGS);
         let may_be_quiet = datagrams.is_none()
             && config.ranks <= FEW_RANKS
             && !config.spin.is_zero()

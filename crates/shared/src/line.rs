@@ -5,7 +5,7 @@
 //! ([`rampool_sharing::stream`]).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use rampool_sharing::control::{Control, FrameKind, Framed, deframe};
@@ -184,9 +184,9 @@ pub(super) struct Line {
 impl Line {
     pub fn new(carrier: Carrier, seal: Option<Seal>) -> Self {
         Self {
-            peer: carrier.peer().clone(),
+            peer: carrier.stream().peer().clone(),
             means: carrier.means(),
-            local: carrier.is_local(),
+            local: carrier.stream().is_local(),
             carrier: Some(carrier),
             seal,
             ciphertext: Arrived::default(),
@@ -257,7 +257,7 @@ impl Line {
 
     /// The descriptor to sleep on; `None` while it is cut.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.carrier.as_ref().map(AsFd::as_fd)
+        self.carrier.as_ref().map(|carrier| carrier.descriptor())
     }
 
     pub fn peer(&self) -> &Peer {
@@ -276,7 +276,7 @@ impl Line {
     /// Whether polling the connection costs no system call, and whether the other end must be told before a
     /// thread sleeps on it ([`Line::may_sleep`]).
     pub fn is_shared_memory(&self) -> bool {
-        self.means() == Means::Rings
+        self.means() == Means::RINGS
     }
 
     /// Whether the connection is encrypted.
@@ -340,7 +340,9 @@ impl Line {
         if self.wakes_from.bytes != bytes
             && let Some(carrier) = &self.carrier
         {
-            carrier.wake_from(i32::try_from(bytes).expect("little"));
+            if self.means == Means::TCP {
+                carrier.stream().wake_from(i32::try_from(bytes).expect("little"));
+            }
             self.wakes_from.bytes = bytes;
         }
     }
@@ -348,7 +350,7 @@ impl Line {
     /// Takes received bytes that were left in the socket out of it.
     pub fn empty_socket(&mut self) -> Result<(), LineError> {
         let Some(carrier) = self.carrier.as_mut().filter(|_| self.seen > 0) else { return Ok(()) };
-        match carrier.discard(self.seen)? {
+        match carrier.stream().discard(self.seen)? {
             // Not while they are there.
             Some(0) => return Err(LineError::Closed),
             gone => self.seen -= gone.unwrap_or(0),
@@ -358,7 +360,7 @@ impl Line {
 
     /// Whether to ask epoll for room to send. Otherwise room shows as something to read.
     pub fn shows_room(&self) -> bool {
-        self.carrier.as_ref().is_some_and(Carrier::shows_room)
+        self.carrier.as_ref().is_some_and(|carrier| carrier.asks_kernel())
     }
 
     /// Sends as much as may be sent, and the kernel takes now. True if the kernel took all of that.
@@ -423,9 +425,9 @@ impl Line {
             Stay::BehindUnanswered => is_behind,
             Stay::Little => is_behind || self.came <= LITTLE_BYTES,
         };
-        let stays = may_stay && carrier.means() == Means::Tcp;
+        let stays = may_stay && self.means == Means::TCP;
         let room = into.room(READ_BYTES / 2);
-        match if stays { carrier.peek_into(room)? } else { carrier.receive_into(room)? } {
+        match if stays { carrier.stream().peek_into(room)? } else { carrier.receive_into(room)? } {
             None => return Ok(false),
             Some(0) => return Err(LineError::Closed),
             Some(got) => {
@@ -507,7 +509,7 @@ mod tests {
         let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();
         let [near, far] = [near, far]
-            .map(|stream| Line::new(Carrier::over(transport::Stream::adopt(stream).unwrap()), None));
+            .map(|stream| Line::new(transport::carried_by(transport::Stream::adopt(stream).unwrap()), None));
         (near, far)
     }
 
@@ -548,7 +550,7 @@ mod tests {
     }
 
     fn is_in_socket(line: &mut Line) -> bool {
-        line.carrier.as_mut().unwrap().peek_into(&mut [0]).unwrap().is_some()
+        line.carrier.as_mut().unwrap().stream().peek_into(&mut [0]).unwrap().is_some()
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Exposed {
 
 impl Direct {
     /// Makes `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through
-    /// shared memory ([`rampool_net::transport::Means::Rings`]). Where there is none, or it takes no more (64
+    /// shared memory ([`rampool_net::transport::Means::RINGS`]). Where there is none, or it takes no more (64
     /// memories and 256 MiB for each connection), the memory is as any other ([`Direct::is_exposed`]). Blocks
     /// until the server has answered.
     ///

@@ -9,9 +9,11 @@
 //! end that closes in good order sends the number of its messages over TCP last; the other end first reads
 //! what is still in flight.
 
-use super::tcp::Stream;
+use super::means::{LocalPolicy, Means, Next, Setup, SetupError, Side, Transport, TransportKind};
+use super::tcp::{Peer, Stream};
 use rampool_ucx::{Channel, Context, Mode, SEGMENT_BYTES, UcxError};
-use rampool_wire::fabric::{Flow, MAX_WINDOW, Offer};
+use rampool_wire::fabric::{Flow, MAX_ADDRESS_BYTES, MAX_WINDOW, OFFER_BYTES, Offer};
+use rampool_wire::session::features;
 use rustix::event::epoll;
 use rustix::net::SendFlags;
 use rustix::time::{
@@ -44,34 +46,113 @@ const LATE_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    #[error(transparent)]
+    #[error("no connection over UCX: {0}")]
     Ucx(#[from] UcxError),
-    #[error("polling: {0}")]
+    #[error("no connection over UCX: polling: {0}")]
     Poll(#[from] io::Error),
-    #[error("the peer has UCX {theirs}, this side UCX {ours}; install the same version on both")]
+    #[error(
+        "no connection over UCX: the peer has UCX {theirs}, this side UCX {ours}; install the same version on both"
+    )]
     Version { ours: u32, theirs: u16 },
-    #[error("the peer's length of UCX messages is not supported")]
+    #[error("no connection over UCX: the peer's length of UCX messages is not supported")]
     Messages,
-    #[error("the peer's UCX address is not valid for this version of UCX")]
+    #[error("no connection over UCX: the peer's UCX address is not valid for this version of UCX")]
     Address,
     /// The server was asked for UCX and does not offer it.
-    #[error("it does not offer UCX there; start it with --listen ucx:HOST:PORT, or name it without `ucx:`")]
+    #[error(
+        "no connection over UCX: it does not offer UCX there; start it with --listen ucx:HOST:PORT, or name it without `ucx:`"
+    )]
     NotOffered,
     /// It offers it, and could not after all.
-    #[error("its UCX has failed; its log says why")]
+    #[error("no connection over UCX: its UCX has failed; its log says why")]
     Refused,
 }
 
+impl Means {
+    /// UCX over whatever fabric it has found; a TCP connection stays open next to it.
+    pub const UCX: Self = Self::named("ucx");
+}
+
+/// Both ends have [`features::UCX`], over TCP.
+pub(super) struct FabricKind;
+
+impl TransportKind for FabricKind {
+    fn bits(&self) -> (u32, u32) {
+        (features::UCX, features::UCX)
+    }
+
+    fn offered(&self, local: &LocalPolicy, stream: &Stream) -> u32 {
+        let tcp = matches!(stream.peer(), Peer::Tcp(_));
+        if local.ucx.is_some() && tcp { features::UCX } else { 0 }
+    }
+
+    fn misses(&self, local: &LocalPolicy) -> Option<SetupError> {
+        local.ucx.as_ref().map(|_| FabricError::NotOffered.into())
+    }
+
+    fn setup(&self) -> Box<dyn Setup> {
+        Box::new(Exchange(None))
+    }
+}
+
+/// Both ends tell their addresses, the server first. It has opened its half by then.
+struct Exchange(Option<Opening>);
+
+impl Setup for Exchange {
+    fn begin(&mut self, side: &mut Side<'_>) -> Result<Next, SetupError> {
+        if !side.is_client {
+            // Takes some milliseconds.
+            match open(side.local) {
+                Ok((opening, offer)) => {
+                    self.0 = Some(opening);
+                    side.say_sealed(&offer.encode());
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %side.peer(), %error, "a client cannot be served over UCX");
+                    side.say_sealed(&Offer::NONE.encode());
+                    return Ok(Next::Failed(FabricError::Refused.into()));
+                }
+            }
+        }
+        Ok(Next::AwaitSealed(OFFER_BYTES..=OFFER_BYTES + MAX_ADDRESS_BYTES))
+    }
+
+    fn hear(&mut self, side: &mut Side<'_>, message: &[u8]) -> Result<Next, SetupError> {
+        let theirs = Offer::parse(message)?;
+        if theirs == Offer::NONE {
+            return Err(FabricError::Refused.into());
+        }
+        let (opening, answer) = match self.0.take() {
+            Some(opening) => (opening, None),
+            None => {
+                open(side.local).map(|(opening, offer)| (opening, Some(offer))).map_err(FabricError::from)?
+            }
+        };
+        let (fabric, watch) = opening.connect(&theirs, side.take_stream())?;
+        if let Some(answer) = answer {
+            side.say_sealed(&Offer { watch, ..answer }.encode());
+        }
+        Ok(Next::Made(Some(Box::new(fabric))))
+    }
+}
+
+fn open(local: &LocalPolicy) -> Result<(Opening, Offer), UcxError> {
+    let context = local.ucx.as_ref().expect("it was agreed on only where this side has it");
+    let opening = Opening::new(context)?;
+    let offer = opening.offer(0)?;
+    Ok((opening, offer))
+}
+
 /// Half a connection: this side's, made before the other's address is known.
-pub(super) struct Opening(Channel);
+struct Opening(Channel);
 
 impl Opening {
-    pub(super) fn new(context: &Context) -> Result<Self, UcxError> {
+    fn new(context: &Context) -> Result<Self, UcxError> {
         Channel::open(context, WINDOW as usize).map(Self)
     }
 
     /// What to tell the peer.
-    pub(super) fn offer(&self, watch: u8) -> Result<Offer, UcxError> {
+    fn offer(&self, watch: u8) -> Result<Offer, UcxError> {
         let version = rampool_ucx::version()?;
         Ok(Offer {
             major: u16::try_from(version.major).unwrap_or(u16::MAX),
@@ -84,7 +165,7 @@ impl Opening {
 
     /// Goes on with what the peer has told. The second is how this side watches the peer, for a client to
     /// tell.
-    pub(super) fn connect(mut self, peer: &Offer, stream: &Stream) -> Result<(Fabric, u8), FabricError> {
+    fn connect(mut self, peer: &Offer, stream: Stream) -> Result<(Fabric, u8), FabricError> {
         let version = rampool_ucx::version().map_err(UcxError::from)?;
         if u32::from(peer.major) != version.major {
             return Err(FabricError::Version { ours: version.major, theirs: peer.major });
@@ -109,8 +190,7 @@ impl Opening {
         // and one who starts such a server trusts all its clients.
         let mode = unsafe { self.0.connect(&padded, mode) }?;
         let clock = ticking()?;
-        let poll = self.poll_set(stream, &clock)?;
-        let socket = stream.as_fd().try_clone_to_owned()?;
+        let poll = self.poll_set(&stream, &clock)?;
         let inside = Inside {
             channel: self.0,
             flow: Flow::new(WINDOW, peer.window),
@@ -122,7 +202,7 @@ impl Opening {
             inside: RefCell::new(inside),
             message_bytes: peer.message_bytes as usize,
             flush_time,
-            socket,
+            stream,
             poll,
             clock,
         };
@@ -157,8 +237,7 @@ pub(super) struct Fabric {
     /// The longest message that the peer takes.
     message_bytes: usize,
     flush_time: Duration,
-    /// The TCP connection, for the last word.
-    socket: OwnedFd,
+    stream: Stream,
     poll: OwnedFd,
     /// Wakes a sleeping thread now and then ([`LOOK_PERIOD`]).
     clock: OwnedFd,
@@ -184,16 +263,16 @@ enum End {
     Sudden,
 }
 
-impl Fabric {
-    /// As [`Stream::send`].
-    ///
-    /// # Safety
-    /// Every piece is readable memory for the whole call.
-    pub(super) unsafe fn send(
-        &mut self,
-        stream: &Stream,
-        pieces: &[libc::iovec],
-    ) -> io::Result<Option<usize>> {
+impl Transport for Fabric {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn means(&self) -> Means {
+        Means::UCX
+    }
+
+    unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
         let message_bytes = self.message_bytes;
         let inside = self.inside.get_mut();
         let wanted: usize = pieces.iter().map(|piece| piece.iov_len).sum();
@@ -231,7 +310,7 @@ impl Fabric {
             inside.flow.has_sent();
         }
         if total == 0 && wanted > 0 {
-            inside.look_at_socket(stream);
+            inside.look_at_socket(&self.stream);
             if !matches!(inside.end, End::None) {
                 // The peer will not make room any more.
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -241,15 +320,7 @@ impl Fabric {
         Ok(Some(total))
     }
 
-    /// As [`Stream::receive`].
-    ///
-    /// # Safety
-    /// Every piece is writable memory for the whole call, and not used otherwise meanwhile.
-    pub(super) unsafe fn receive(
-        &mut self,
-        stream: &Stream,
-        pieces: &mut [libc::iovec],
-    ) -> io::Result<Option<usize>> {
+    unsafe fn receive(&mut self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
         let inside = self.inside.get_mut();
         let (mut total, mut progressed, mut failed) = (0, false, None);
         'pieces: for piece in pieces.iter() {
@@ -288,30 +359,39 @@ impl Fabric {
             return Ok(Some(total));
         }
         if let Some(error) = failed {
-            inside.look(stream);
+            inside.look(&self.stream);
             return if matches!(inside.end, End::None) { Err(error) } else { Ok(Some(0)) };
         }
-        inside.look_at_socket(stream);
+        inside.look_at_socket(&self.stream);
         Ok(inside.is_over().then_some(0))
     }
 
     /// Lets UCX work on what it was given.
-    pub(super) fn drive(&mut self) {
+    fn drive(&mut self) {
         self.inside.get_mut().channel.progress();
     }
 
     /// Announces that this side is about to sleep on the descriptor, until there is something to read or, if
     /// `writing`, room to write. False: do not sleep, it is there already.
-    pub(super) fn may_sleep(&self, stream: &Stream, reading: bool, writing: bool) -> bool {
+    fn may_sleep(&self, reading: bool, writing: bool) -> bool {
         let mut inside = self.inside.borrow_mut();
         // Whether it has struck does not matter: UCX is looked at now.
         let _ = rustix::io::read(&self.clock, &mut [0u8; 8]);
         // The next read or write reports the error at once.
-        inside.look(stream);
+        inside.look(&self.stream);
         let quiet = inside.channel.may_sleep() && inside.hears().is_ok() && inside.tell().is_ok();
         let readable = reading && (inside.channel.has_bytes() || !matches!(inside.end, End::None));
         let writable = writing && inside.flow.may_send() && inside.channel.has_room();
         quiet && !readable && !writable
+    }
+
+    /// It is asked each time.
+    fn has_said_that_it_sleeps(&self, _: bool, _: bool) -> bool {
+        false
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.poll.as_fd()
     }
 }
 
@@ -323,14 +403,8 @@ impl Drop for Fabric {
             inside.channel.flush(Instant::now() + self.flush_time);
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             // A socket that takes no eight bytes has no other end.
-            let _ = rustix::net::send(&self.socket, &inside.flow.sent().to_le_bytes(), flags);
+            let _ = rustix::net::send(&self.stream, &inside.flow.sent().to_le_bytes(), flags);
         }
-    }
-}
-
-impl AsFd for Fabric {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.poll.as_fd()
     }
 }
 

@@ -1,45 +1,34 @@
-//! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then perhaps shared memory.
-//! The decisions are `rampool_wire::session`'s and `rampool_wire::rings`'.
+//! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then the setup of the transport that
+//! both have. The decisions are `rampool_wire::session`'s.
 
-use super::carrier::{Carrier, CarrierKind};
-use super::fabric::{Fabric, FabricError, Opening};
+use super::fabric::FabricKind;
 use super::link::Link;
-use super::rings::{LONG_RING_BYTES, RING_BYTES, Rings};
+use super::means::{Carrier, LocalPolicy, Next, Setup, SetupError, Side, TransportKind};
+use super::rings::{RING_BYTES, RingsKind};
 use super::seal::{MAX_PLAIN_BYTES, Proof, Seal, TAG_BYTES};
+use super::socket::carried_by;
 use super::tcp::{Endpoint, Peer, Stream};
 use crate::key::{Key, random_bytes};
-use rampool_ucx::Context;
-use rampool_wire::fabric;
 use rampool_wire::frame::WIRE_VERSION;
-use rampool_wire::rings::{OFFER_BYTES, Offer, OfferError};
 use rampool_wire::session::{
-    AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict,
-    accept, agree, features,
+    AcceptError, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict, accept,
+    agree,
 };
 use rampool_wire::tenant::{TENANT_BYTES, TenantId};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What this side brings to a handshake.
-#[derive(Clone, Debug)]
-pub struct LocalPolicy {
-    pub key: Option<Key>,
-    pub encryption: Encryption,
-    /// Bits of `session::features`, but for that of UCX. Those of shared memory count for Unix sockets only.
-    pub features: u32,
-    /// With it, a client only connects over UCX, and a server accepts UCX from clients that ask for it; the
-    /// handshake goes over TCP.
-    pub ucx: Option<Context>,
-}
+/// What two ends may agree on besides their socket, the best first. A new transport is its file, and its line
+/// here.
+const TRANSPORTS: [&dyn TransportKind; 2] = [&FabricKind, &RingsKind];
 
-impl LocalPolicy {
-    fn features_over(&self, stream: &Stream) -> u32 {
-        let unix = matches!(stream.peer(), Peer::Unix { .. });
-        let ucx = if self.ucx.is_some() && !unix { features::UCX } else { 0 };
-        (if unix { self.features } else { self.features & !features::SHARED_MEMORY }) | ucx
-    }
+/// What this side has over this socket, of what it has at all.
+fn features_over(local: &LocalPolicy, stream: &Stream) -> u32 {
+    let one = |all, kind: &&dyn TransportKind| all & !kind.bits().1 | kind.offered(local, stream);
+    TRANSPORTS.iter().fold(local.features, one)
 }
 
 /// Why a handshake ended without a link. The connection is closed.
@@ -67,14 +56,9 @@ pub enum HandshakeError {
     ClientVersion { lowest: u8, highest: u8 },
     #[error("the two sides have different keys (or someone altered the handshake)")]
     WrongKey,
-    /// What came does not set shared memory up, and is nothing else either.
-    #[error(transparent)]
-    Rings(#[from] OfferError),
-    /// What came does not set a connection over UCX up.
-    #[error(transparent)]
-    FabricOffer(#[from] fabric::OfferError),
-    #[error("no connection over UCX: {0}")]
-    Fabric(#[from] FabricError),
+    /// The transport that both have agreed on could not be set up.
+    #[error("{0}")]
+    Transport(SetupError),
 }
 
 impl HandshakeError {
@@ -93,8 +77,7 @@ impl HandshakeError {
             | Self::Refused(_)
             | Self::ClientVersion { .. }
             | Self::WrongKey
-            | Self::Rings(_) => false,
-            Self::FabricOffer(_) | Self::Fabric(_) => false,
+            | Self::Transport(_) => false,
         }
     }
 }
@@ -119,7 +102,7 @@ pub type Gate = Arc<dyn Fn(TenantId) -> Option<Refusal> + Send + Sync>;
 /// A handshake under way. Drive it with [`Handshake::advance`] whenever the socket is ready; give up on it at
 /// a deadline of your own.
 pub struct Handshake {
-    /// Taken when the handshake makes its link.
+    /// Until a transport has it.
     stream: Option<Stream>,
     local: LocalPolicy,
     asked: Option<Preface>,
@@ -135,12 +118,12 @@ pub struct Handshake {
     sent: usize,
     /// Came with what is incoming.
     handed: Vec<OwnedFd>,
-    rings: Option<Box<Rings>>,
     /// Bytes of each ring that a server offers.
     ring_bytes: u32,
     /// The file of the server's frames: what it hands over with the rings, and what the client got.
     frames: Option<OwnedFd>,
-    fabric: Option<Box<Fabric>>,
+    /// Taken when the handshake makes its link.
+    transport: Option<Carrier>,
     state: State,
 }
 
@@ -151,14 +134,11 @@ enum State {
     AwaitTenant(Preface),
     AwaitLength(Box<Keyed>),
     AwaitMessage(Box<Keyed>),
-    /// Client: the server's offer of shared memory.
-    AwaitOffer(Option<Seal>, Agreed),
-    /// Server: the client's answer to this offer.
-    AwaitTaken(Offer, Option<Seal>, Agreed),
-    /// Either side: the length of the peer's UCX offer, then the offer. The server has opened its half by
-    /// then.
-    AwaitFabricLength(Option<Opening>, Option<Seal>, Agreed),
-    AwaitFabric(Option<Opening>, Option<Seal>, Agreed),
+    /// The next message of a setup, as it is; the length of one that may be sealed, and what that may
+    /// be; and that one.
+    AwaitPlain(SettingUp),
+    AwaitSealedLength(SettingUp, RangeInclusive<usize>),
+    AwaitSealed(SettingUp),
     /// Everything was read; what is left to send leads to this outcome.
     Finishing(Outcome),
     Over,
@@ -170,6 +150,13 @@ enum Keyed {
     Confirm(Seal, Agreed),
 }
 
+/// A transport is being set up.
+struct SettingUp {
+    setup: Box<dyn Setup>,
+    seal: Option<Seal>,
+    agreed: Agreed,
+}
+
 #[derive(Clone, Copy)]
 struct Agreed {
     security: Security,
@@ -177,7 +164,7 @@ struct Agreed {
 }
 
 enum Outcome {
-    /// What is left to agree on is shared memory, where both have it.
+    /// What is left to set up is the transport that both have agreed on.
     Secured(Option<Seal>, Agreed),
     Link(Option<Seal>, Agreed),
     Failed(HandshakeError),
@@ -187,7 +174,7 @@ impl Handshake {
     /// Starts as the client: it speaks first.
     #[must_use]
     pub fn client(stream: Stream, local: LocalPolicy) -> Self {
-        let features = local.features_over(&stream);
+        let features = features_over(&local, &stream);
         let nonce = u64::from_le_bytes(random_bytes());
         let preface = Preface::ask(local.encryption, local.key.is_some(), features, nonce)
             .to_local_peer(stream.is_local())
@@ -226,10 +213,9 @@ impl Handshake {
             hand_over: Vec::new(),
             sent: 0,
             handed: Vec::new(),
-            rings: None,
             ring_bytes: RING_BYTES,
             frames: None,
-            fabric: None,
+            transport: None,
             state: State::AwaitPreface,
         }
     }
@@ -261,7 +247,7 @@ impl Handshake {
     }
 
     fn stream(&self) -> &Stream {
-        self.stream.as_ref().expect("a finished handshake is not used any more")
+        self.socket().expect("a finished handshake is not used any more")
     }
 
     #[must_use]
@@ -271,7 +257,7 @@ impl Handshake {
 
     /// The socket, until it is a link's.
     pub fn socket(&self) -> Option<&Stream> {
-        self.stream.as_ref()
+        self.stream.as_ref().or_else(|| Some(self.transport.as_ref()?.stream()))
     }
 
     /// Blocks until the socket is ready for the next [`Handshake::advance`]. False at the deadline.
@@ -319,7 +305,9 @@ impl Handshake {
                 let stream = self.stream.as_ref().expect("a finished handshake is not used any more");
                 let room = &mut self.incoming[self.have..];
                 let received = match self.state {
-                    State::AwaitOffer(..) => stream.receive_with(room, &mut self.handed),
+                    State::AwaitPlain(..) if self.asked.is_some() => {
+                        stream.receive_with(room, &mut self.handed)
+                    }
                     _ => stream.receive_into(room),
                 };
                 match received.map_err(HandshakeError::Io)? {
@@ -332,139 +320,75 @@ impl Handshake {
         }
     }
 
-    /// Both ends have authenticated. Goes on to shared memory or UCX where both have that.
+    /// Both ends have authenticated. Goes on to the transport that they have agreed on.
     fn choose_kind(&mut self) -> Result<(), HandshakeError> {
         let State::Finishing(Outcome::Secured(seal, agreed)) =
             std::mem::replace(&mut self.state, State::Over)
         else {
             unreachable!("called only when secured");
         };
-        if agreed.features & features::UCX != 0 {
-            let mut seal = seal;
-            let mut opening = None;
-            if self.asked.is_none() {
-                let (offer, opened) = self.open_fabric();
-                self.say_offer(&offer, &mut seal);
-                opening = opened;
-                if opening.is_none() {
-                    self.state = State::Finishing(Outcome::Failed(FabricError::Refused.into()));
-                    return Ok(());
-                }
-            }
-            self.expect(2, State::AwaitFabricLength(opening, seal, agreed));
-        } else if agreed.features & features::RINGS == 0 {
+        let Some(kind) = TRANSPORTS.iter().find(|kind| agreed.features & kind.bits().0 != 0) else {
             self.state = State::Finishing(Outcome::Link(seal, agreed));
-        } else if self.asked.is_some() {
-            self.expect(OFFER_BYTES, State::AwaitOffer(seal, agreed));
-        } else {
-            let is_long = agreed.features & features::LONG_RINGS != 0;
-            let offer = match Rings::offer(if is_long { LONG_RING_BYTES } else { self.ring_bytes }) {
-                Ok((rings, offer, fd)) => {
-                    self.rings = Some(Box::new(rings));
-                    self.hand_over.push(fd);
-                    if agreed.features & features::PLACES != 0 {
-                        self.hand_over.extend(self.frames.take());
-                    }
-                    offer
-                }
-                Err(error) => {
-                    tracing::warn!(peer = %self.peer(), %error, "no shared memory with a client on this machine; it is served through its socket");
-                    Offer::NONE
-                }
-            };
-            self.say(offer.encode().to_vec());
-            self.expect(OFFER_BYTES, State::AwaitTaken(offer, seal, agreed));
-        }
-        Ok(())
-    }
-
-    /// Server: its half of a connection over UCX, and what to tell the client. Takes some milliseconds.
-    fn open_fabric(&self) -> (fabric::Offer, Option<Opening>) {
-        let context = self.local.ucx.as_ref().expect("it was agreed on only where this side has it");
-        let opened = Opening::new(context).and_then(|opening| Ok((opening.offer(0)?, Some(opening))));
-        opened.unwrap_or_else(|error| {
-            tracing::warn!(peer = %self.peer(), %error, "a client cannot be served over UCX");
-            (fabric::Offer::NONE, None)
-        })
-    }
-
-    fn say_offer(&mut self, offer: &fabric::Offer, seal: &mut Option<Seal>) {
-        let plain = offer.encode();
-        let mut message = Vec::new();
-        match seal {
-            Some(seal) => seal.seal(&plain, &mut message),
-            None => {
-                message.extend_from_slice(
-                    &u16::try_from(plain.len()).expect("some hundred bytes").to_le_bytes(),
-                );
-                message.extend_from_slice(&plain);
-            }
-        }
-        self.say(message);
-    }
-
-    /// The other side's UCX offer has arrived.
-    fn meet_over_fabric(
-        &mut self,
-        opening: Option<Opening>,
-        mut seal: Option<Seal>,
-        agreed: Agreed,
-    ) -> Result<(), HandshakeError> {
-        let mut plain = vec![0; self.incoming.len()];
-        let len = match &mut seal {
-            Some(seal) => seal.open(&self.incoming, &mut plain).map_err(|_| HandshakeError::WrongKey)?,
-            None => {
-                plain.copy_from_slice(&self.incoming);
-                plain.len()
-            }
+            return Ok(());
         };
-        let offer = fabric::Offer::parse(&plain[..len])?;
-        if offer == fabric::Offer::NONE {
-            return Err(FabricError::Refused.into());
+        self.set_up(SettingUp { setup: kind.setup(), seal, agreed }, None)
+    }
+
+    /// Goes on with a setup: begins it, or lets it hear a message.
+    fn set_up(&mut self, mut one: SettingUp, message: Option<&[u8]>) -> Result<(), HandshakeError> {
+        let mut side = Side {
+            local: &self.local,
+            stream: &mut self.stream,
+            is_client: self.asked.is_some(),
+            features: one.agreed.features,
+            ring_bytes: self.ring_bytes,
+            seal: &mut one.seal,
+            said: Vec::new(),
+            hand_over: &mut self.hand_over,
+            handed: &mut self.handed,
+            frames: &mut self.frames,
+        };
+        let next = match message {
+            None => one.setup.begin(&mut side),
+            Some(message) => one.setup.hear(&mut side, message),
+        };
+        let said = side.said;
+        if !said.is_empty() {
+            self.say(said);
         }
-        let context = self.local.ucx.as_ref().expect("it was agreed on only where this side has it");
-        let is_client = opening.is_none();
-        let opening = opening.map_or_else(|| Opening::new(context), Ok).map_err(FabricError::from)?;
-        let mut answer = if is_client { Some(opening.offer(0).map_err(FabricError::from)?) } else { None };
-        let (fabric, watch) = opening.connect(&offer, self.stream())?;
-        self.fabric = Some(Box::new(fabric));
-        if let Some(answer) = &mut answer {
-            answer.watch = watch;
-            self.say_offer(answer, &mut seal);
+        match next.map_err(HandshakeError::Transport)? {
+            Next::Await(len) => self.expect(len, State::AwaitPlain(one)),
+            Next::AwaitSealed(lens) => self.expect(2, State::AwaitSealedLength(one, lens)),
+            Next::Made(transport) => {
+                self.transport = transport;
+                self.state = State::Finishing(Outcome::Link(one.seal, one.agreed));
+            }
+            Next::Failed(error) => {
+                self.state = State::Finishing(Outcome::Failed(HandshakeError::Transport(error)));
+            }
         }
-        self.state = State::Finishing(Outcome::Link(seal, agreed));
         Ok(())
     }
 
-    /// Client: maps what the server offers.
-    fn take(&mut self, offer: Offer) -> Offer {
-        let mut handed = std::mem::take(&mut self.handed).into_iter();
-        let (Some(geometry), Some(fd)) = (offer.geometry(), handed.next()) else { return Offer::NONE };
-        self.frames = handed.next();
-        match Rings::take(geometry, fd.as_fd()) {
-            Ok(rings) => {
-                self.rings = Some(Box::new(rings));
-                offer
-            }
-            Err(error) => {
-                tracing::warn!(peer = %self.peer(), %error, "no shared memory with a server on this machine; it is reached through its socket");
-                Offer::NONE
-            }
+    /// A message of a setup has come.
+    fn hear_sealed(&mut self, mut one: SettingUp) -> Result<(), HandshakeError> {
+        let mut message = std::mem::take(&mut self.incoming);
+        if let Some(seal) = &mut one.seal {
+            let mut plain = vec![0; message.len()];
+            let len = seal.open(&message, &mut plain).map_err(|_| HandshakeError::WrongKey)?;
+            plain.truncate(len);
+            message = plain;
         }
+        self.set_up(one, Some(&message))
     }
 
     fn finish<G>(&mut self) -> Result<Option<Link<G>>, HandshakeError> {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Finishing(Outcome::Failed(error)) => Err(error),
             State::Finishing(Outcome::Link(seal, agreed)) => {
-                let stream = self.stream.take().expect("a handshake finishes once");
                 let seal = if agreed.security == Security::Sealed { seal } else { None };
-                let kind = match (self.rings.take(), self.fabric.take()) {
-                    (_, Some(fabric)) => CarrierKind::Fabric(fabric),
-                    (Some(rings), None) => CarrierKind::Rings(rings),
-                    (None, None) => CarrierKind::Socket,
-                };
-                let carrier = Carrier { stream, kind };
+                let socket = self.stream.take().map(carried_by);
+                let carrier = self.transport.take().or(socket).expect("a handshake finishes once");
                 let mut link = Link::new(carrier, seal, agreed.security, agreed.features, self.tenant);
                 if self.asked.is_some() {
                     link.set_frames(self.frames.take());
@@ -515,45 +439,30 @@ impl Handshake {
                 self.expect(len, State::AwaitMessage(keyed));
             }
             State::AwaitMessage(keyed) => self.read_proof(*keyed),
-            State::AwaitOffer(seal, agreed) => {
-                let offer = Offer::parse(self.offer_bytes())?;
-                let taken = self.take(offer);
-                self.say(taken.encode().to_vec());
-                self.state = State::Finishing(Outcome::Link(seal, agreed));
+            State::AwaitPlain(one) => {
+                let message = std::mem::take(&mut self.incoming);
+                self.set_up(one, Some(&message))?;
             }
-            State::AwaitTaken(offer, seal, agreed) => {
-                let taken = Offer::parse(self.offer_bytes())?;
-                if taken == Offer::NONE {
-                    self.rings = None;
-                } else if taken != offer {
-                    return Err(OfferError.into());
-                }
-                self.state = State::Finishing(Outcome::Link(seal, agreed));
-            }
-            State::AwaitFabricLength(opening, seal, agreed) => {
+            State::AwaitSealedLength(one, lens) => {
                 let len = usize::from(u16::from_le_bytes([self.incoming[0], self.incoming[1]]));
-                if !(fabric::OFFER_BYTES..=fabric::OFFER_BYTES + fabric::MAX_ADDRESS_BYTES + TAG_BYTES)
-                    .contains(&len)
-                {
-                    return Err(fabric::OfferError.into());
+                if !(*lens.start()..=lens.end() + TAG_BYTES).contains(&len) {
+                    // It is none that a setup can read.
+                    return self.set_up(one, Some(&[]));
                 }
-                self.expect(len, State::AwaitFabric(opening, seal, agreed));
+                self.expect(len, State::AwaitSealed(one));
             }
-            State::AwaitFabric(opening, seal, agreed) => self.meet_over_fabric(opening, seal, agreed)?,
+            State::AwaitSealed(one) => self.hear_sealed(one)?,
             State::Finishing(_) | State::Over => unreachable!("nothing is awaited in these states"),
         }
         Ok(())
     }
 
-    fn offer_bytes(&self) -> &[u8; OFFER_BYTES] {
-        self.incoming.first_chunk().expect("an offer, or the answer to one, was awaited")
-    }
-
     /// Client: the server's preface has arrived.
     fn read_answer(&mut self, asked: &Preface, answer: &Preface) -> Result<(), HandshakeError> {
         let (security, agreed_features) = accept(asked, answer)?;
-        if self.local.ucx.is_some() && agreed_features & features::UCX == 0 {
-            return Err(FabricError::NotOffered.into());
+        let absent = TRANSPORTS.iter().filter(|kind| agreed_features & kind.bits().0 == 0);
+        if let Some(error) = absent.filter_map(|kind| kind.misses(&self.local)).next() {
+            return Err(HandshakeError::Transport(error));
         }
         let agreed = Agreed { security, features: agreed_features };
         match (&self.local.key, security) {
@@ -581,7 +490,7 @@ impl Handshake {
         let policy = ServerPolicy {
             encryption: self.local.encryption,
             has_key: self.local.key.is_some(),
-            features: self.local.features_over(self.stream()),
+            features: features_over(&self.local, self.stream()),
             local_peer: self.stream().is_local(),
             refuse: self.refuse,
         };

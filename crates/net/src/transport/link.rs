@@ -1,7 +1,7 @@
 //! A framed connection: frames in, frames out, without blocking and without copying pages when plain and over
 //! a socket.
 
-use super::carrier::{Carrier, Means};
+use super::means::{Carrier, Means};
 use super::seal::{MAX_PLAIN_BYTES, NotAuthentic, Seal};
 use super::tcp::{Peer, iovec, iovec_mut};
 use super::zero_copy::{Sender, SharedZeroCopy};
@@ -257,13 +257,13 @@ impl<G> Link<G> {
 
     #[must_use]
     pub fn peer(&self) -> &Peer {
-        self.carrier.peer()
+        self.carrier.stream().peer()
     }
 
     /// The socket that it was made over. It is watched by another descriptor where it has one
     /// ([`Link::as_fd`]).
     pub fn socket(&self) -> BorrowedFd<'_> {
-        self.carrier.stream.as_fd()
+        self.carrier.stream().as_fd()
     }
 
     /// By what means its bytes travel.
@@ -297,14 +297,14 @@ impl<G> Link<G> {
         wish: Wish,
         measured: Option<u64>,
     ) {
-        if matches!(self.means(), Means::Rings | Means::Ucx) {
+        if !self.carrier.asks_kernel() {
             // Its socket carries none of the bytes.
             self.zero_copy = Err(NoZeroCopy::Missing);
             return;
         }
         let choice = PathChoice::new(wish, self.seal.is_some(), self.is_local(), measured);
         let attach = |engine| {
-            let socket = self.carrier.as_fd().try_clone_to_owned().ok()?;
+            let socket = self.carrier.descriptor().try_clone_to_owned().ok()?;
             Some(ZeroCopySender { sender: Sender::attach(engine, choice), socket })
         };
         self.zero_copy = choice.from().and_then(|_| engine.and_then(attach).ok_or(NoZeroCopy::Missing));
@@ -318,9 +318,19 @@ impl<G> Link<G> {
         self.zero_copy.as_ref().map_err(|why| *why)?.sender.choice().from()
     }
 
+    /// Whether the socket itself carries the bytes, so that the kernel reports them.
+    pub fn asks_kernel(&self) -> bool {
+        self.carrier.asks_kernel()
+    }
+
+    /// Whether they go through memory that both ends have mapped.
+    pub fn shares_memory(&self) -> bool {
+        self.carrier.shares_memory()
+    }
+
     /// Whether memory can be exposed to the peer by key.
     pub fn takes_keys(&self) -> bool {
-        self.means() == Means::Rings && self.seal.is_none() && self.features & features::KEYS != 0
+        self.carrier.shares_memory() && self.seal.is_none() && self.features & features::KEYS != 0
     }
 
     /// Hands a descriptor over, before the frame that speaks of it. False: not over this connection, or not
@@ -345,7 +355,7 @@ impl<G> Link<G> {
 
     /// Whether the peer is on this machine, by its address.
     pub fn is_local(&self) -> bool {
-        self.carrier.is_local()
+        self.carrier.stream().is_local()
     }
 
     /// Queues a frame: `head` (an encoded header and table), then the pieces. Nothing leaves before
@@ -548,7 +558,7 @@ impl<G> Link<G> {
     /// Whether to wait for the descriptor to be writable, too: room in rings shows as something to read.
     #[must_use]
     pub fn waits_for_room(&self) -> bool {
-        self.queued_bytes() > 0 && self.carrier.shows_room()
+        self.queued_bytes() > 0 && self.carrier.asks_kernel()
     }
 
     /// Brings more plain bytes into the buffer; false if there are none now.
@@ -562,7 +572,7 @@ impl<G> Link<G> {
 
 impl<G> AsFd for Link<G> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.carrier.as_fd()
+        self.carrier.descriptor()
     }
 }
 
@@ -880,7 +890,7 @@ impl<G> Outgoing<G> {
                 self.calls = calls;
                 // SAFETY: the piece is readable by `send`'s contract, and stays so, unchanged, until the peer
                 // has all of it, by that of `send_without_copies`.
-                match unsafe { sender.send(carrier.as_fd(), piece) }.map_err(closed_or_io)? {
+                match unsafe { sender.send(carrier.descriptor(), piece) }.map_err(closed_or_io)? {
                     Sent::Taken { bytes, .. } => {
                         self.left(bytes);
                         if bytes < piece.len {

@@ -9,12 +9,14 @@
 //! that has said in the shared memory that it sleeps. Its end is the end of the peer; what the peer wrote
 //! before is read first.
 
-use super::tcp::Stream;
+use super::means::{Carrier, LocalPolicy, Means, Next, Setup, SetupError, Side, Transport, TransportKind};
+use super::tcp::{Peer, Stream};
 use rampool_kernel::sealed::{SealedError, SealedMemory};
-use rampool_wire::rings::{Direction, Geometry, Offer, Reader, Span, Word, Writer};
+use rampool_wire::rings::{Direction, Geometry, OFFER_BYTES, Offer, OfferError, Reader, Span, Word, Writer};
+use rampool_wire::session::features;
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of each ring to a server: both together, and what they are copied from or to, fit the caches that
@@ -34,8 +36,14 @@ const MOST_HANDED: usize = 8;
 /// Calls that look for a descriptor behind doorbells.
 const MOST_DRAINED: usize = 16;
 
+impl Means {
+    /// Memory that both processes have mapped; a Unix socket wakes the side that sleeps.
+    pub const RINGS: Self = Self::named("rings");
+}
+
 /// One side of a pair of rings.
-pub(super) struct Rings {
+struct Rings {
+    stream: Stream,
     memory: SealedMemory,
     geometry: Geometry,
     /// The ring that this side writes into.
@@ -54,23 +62,10 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// The server's side, and what the client needs to have the other one.
-    pub(super) fn offer(ring_bytes: u32) -> Result<(Self, Offer, OwnedFd), SealedError> {
-        let offer = Offer::of(ring_bytes).expect("a power of two within the bounds");
-        let geometry = offer.geometry().expect("there are rings");
-        let (memory, fd) = SealedMemory::create(c"rampool-rings", geometry.memory_bytes())?;
-        Ok((Self::new(memory, geometry, Direction::ToClient), offer, fd))
-    }
-
-    /// The client's side of what a server offers.
-    pub(super) fn take(geometry: Geometry, fd: BorrowedFd<'_>) -> Result<Self, SealedError> {
-        let memory = SealedMemory::adopt(fd, geometry.memory_bytes())?;
-        Ok(Self::new(memory, geometry, Direction::ToServer))
-    }
-
-    fn new(memory: SealedMemory, geometry: Geometry, out: Direction) -> Self {
+    fn new(stream: Stream, memory: SealedMemory, geometry: Geometry, out: Direction) -> Self {
         let (writer, reader) = (Writer::new(geometry), Reader::new(geometry));
         Self {
+            stream,
             memory,
             geometry,
             out,
@@ -84,16 +79,87 @@ impl Rings {
         }
     }
 
-    /// As [`Stream::send`].
-    ///
-    /// # Safety
-    /// Every piece is readable memory for the whole call.
-    pub(super) unsafe fn send(
-        &mut self,
-        stream: &Stream,
-        pieces: &[libc::iovec],
-    ) -> io::Result<Option<usize>> {
-        self.cancel_sleep(stream);
+    /// A poll of the rings was empty.
+    fn look_at_socket(&mut self) {
+        self.looks += 1;
+        if self.looks >= LOOKS {
+            self.looks = 0;
+            self.drain_doorbells();
+        }
+    }
+
+    /// Takes back that this side sleeps, and reads the doorbell that was meant for it.
+    fn cancel_sleep(&mut self) {
+        let asleep = self.asleep.replace([false; 2]);
+        let mut rang = false;
+        for (said, (direction, word)) in
+            asleep.into_iter().zip([(self.out.reverse(), Word::ReaderSleeps), (self.out, Word::WriterSleeps)])
+        {
+            rang |= said
+                && self.memory.word32(self.geometry.word(direction, word)).swap(0, Ordering::Relaxed) == 0;
+        }
+        if rang || (self.late && asleep != [false; 2]) {
+            self.late = !self.drain_doorbells();
+        }
+    }
+
+    /// Takes the doorbells off the socket, which would keep it readable. Whether there were any.
+    fn drain_doorbells(&mut self) -> bool {
+        let mut doorbells = [0; 512];
+        let received = match self.out {
+            Direction::ToClient => self.stream.receive_with(&mut doorbells, &mut self.handed),
+            Direction::ToServer => self.stream.receive_into(&mut doorbells),
+        };
+        self.ended |= matches!(received, Ok(Some(0)) | Err(_)) || self.handed.len() > MOST_HANDED;
+        matches!(received, Ok(Some(_)))
+    }
+
+    fn publish_written(&self) {
+        self.memory
+            .word64(self.geometry.word(self.out, Word::Written))
+            .store(self.writer.written(), Ordering::Release);
+        self.wake(self.out, Word::ReaderSleeps);
+    }
+
+    fn publish_read(&self) {
+        let direction = self.out.reverse();
+        self.memory
+            .word64(self.geometry.word(direction, Word::Read))
+            .store(self.reader.read(), Ordering::Release);
+        self.wake(direction, Word::WriterSleeps);
+    }
+
+    fn wake(&self, direction: Direction, word: Word) {
+        fence(Ordering::SeqCst);
+        let sleeps = self.memory.word32(self.geometry.word(direction, word));
+        if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0 {
+            // A socket that takes no doorbell is full of them, or its other end is closed: the next reader
+            // sees that.
+            let _ = self.stream.send_from(&[1]);
+        }
+    }
+
+    /// What the other side has published, read once.
+    fn count(&self, direction: Direction, word: Word) -> u64 {
+        self.memory.word64(self.geometry.word(direction, word)).load(Ordering::Acquire)
+    }
+
+    fn place(&self, direction: Direction, span: Span) -> *mut u8 {
+        self.memory.span(self.geometry.bytes(direction) + span.at, span.len)
+    }
+}
+
+impl Transport for Rings {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn means(&self) -> Means {
+        Means::RINGS
+    }
+
+    unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
+        self.cancel_sleep();
         let (mut total, mut unpublished) = (0, 0);
         'pieces: for piece in pieces {
             let mut done = 0;
@@ -116,17 +182,17 @@ impl Rings {
                 total += span.len;
                 unpublished += span.len;
                 if unpublished == PUBLISH_BYTES {
-                    self.publish_written(stream);
+                    self.publish_written();
                     unpublished = 0;
                 }
             }
         }
         if unpublished > 0 {
-            self.publish_written(stream);
+            self.publish_written();
         }
         let nothing = total == 0 && pieces.iter().any(|piece| piece.iov_len > 0);
         if nothing {
-            self.look_at_socket(stream);
+            self.look_at_socket();
             if self.ended {
                 // The peer will not make room any more.
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -135,16 +201,8 @@ impl Rings {
         Ok((!nothing).then_some(total))
     }
 
-    /// As [`Stream::receive`].
-    ///
-    /// # Safety
-    /// Every piece is writable memory for the whole call, and not used otherwise meanwhile.
-    pub(super) unsafe fn receive(
-        &mut self,
-        stream: &Stream,
-        pieces: &mut [libc::iovec],
-    ) -> io::Result<Option<usize>> {
-        self.cancel_sleep(stream);
+    unsafe fn receive(&mut self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
+        self.cancel_sleep();
         let (mut total, mut unpublished) = (0, 0);
         'pieces: for piece in pieces.iter() {
             let mut done = 0;
@@ -168,36 +226,31 @@ impl Rings {
                 total += span.len;
                 unpublished += span.len;
                 if unpublished == PUBLISH_BYTES {
-                    self.publish_read(stream);
+                    self.publish_read();
                     unpublished = 0;
                 }
             }
         }
         if unpublished > 0 {
-            self.publish_read(stream);
+            self.publish_read();
         }
         if total > 0 {
             self.looks = 0;
             return Ok(Some(total));
         }
-        self.look_at_socket(stream);
+        self.look_at_socket();
         // What was written before the end comes first.
         let over = self.ended && !self.reader.would_read(self.count(self.out.reverse(), Word::Written));
         Ok(over.then_some(0))
     }
 
-    /// A poll of the rings was empty.
-    fn look_at_socket(&mut self, stream: &Stream) {
-        self.looks += 1;
-        if self.looks >= LOOKS {
-            self.looks = 0;
-            self.drain_doorbells(stream);
-        }
+    fn shares_memory(&self) -> bool {
+        true
     }
 
     /// Announces that this side is about to sleep on the socket, until there is something to read or, if
     /// `writing`, room to write. False: do not sleep, it is there already.
-    pub(super) fn may_sleep(&self, reading: bool, writing: bool) -> bool {
+    fn may_sleep(&self, reading: bool, writing: bool) -> bool {
         self.asleep.set([reading, writing]);
         let sleeps = |direction, word, yes: bool| {
             self.memory.word32(self.geometry.word(direction, word)).store(yes.into(), Ordering::Relaxed)
@@ -212,86 +265,121 @@ impl Rings {
         !(readable || writable || self.ended)
     }
 
-    pub(super) fn has_said_that_it_sleeps(&self, reading: bool, writing: bool) -> bool {
+    fn has_said_that_it_sleeps(&self, reading: bool, writing: bool) -> bool {
         self.asleep.get() == [reading, writing]
     }
 
-    /// Takes back that this side sleeps, and reads the doorbell that was meant for it.
-    fn cancel_sleep(&mut self, stream: &Stream) {
-        let asleep = self.asleep.replace([false; 2]);
-        let mut rang = false;
-        for (said, (direction, word)) in
-            asleep.into_iter().zip([(self.out.reverse(), Word::ReaderSleeps), (self.out, Word::WriterSleeps)])
-        {
-            rang |= said
-                && self.memory.word32(self.geometry.word(direction, word)).swap(0, Ordering::Relaxed) == 0;
-        }
-        if rang || (self.late && asleep != [false; 2]) {
-            self.late = !self.drain_doorbells(stream);
-        }
+    fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        Ok(self.stream.send_with(&[1], &[fd])?.is_some())
     }
 
-    /// Takes the doorbells off the socket, which would keep it readable. Whether there were any.
-    fn drain_doorbells(&mut self, stream: &Stream) -> bool {
-        let mut doorbells = [0; 512];
-        let received = match self.out {
-            Direction::ToClient => stream.receive_with(&mut doorbells, &mut self.handed),
-            Direction::ToServer => stream.receive_into(&mut doorbells),
-        };
-        self.ended |= matches!(received, Ok(Some(0)) | Err(_)) || self.handed.len() > MOST_HANDED;
-        matches!(received, Ok(Some(_)))
-    }
-
-    /// Client: hands a descriptor to the server, before the frame that speaks of it. False: not now.
-    pub(super) fn hand_over(stream: &Stream, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        Ok(stream.send_with(&[1], &[fd])?.is_some())
-    }
-
-    /// Server: what the client has handed over. More doorbells before it than an honest client rings are not
+    /// More doorbells before it than an honest client rings are not
     /// taken off: they may come without end.
-    pub(super) fn take_handed(&mut self, stream: &Stream) -> Vec<OwnedFd> {
+    fn take_handed(&mut self) -> Vec<OwnedFd> {
         // A doorbell with a descriptor is the last that one call takes in.
         for _ in 0..MOST_DRAINED {
-            if !self.handed.is_empty() || !self.drain_doorbells(stream) || self.ended {
+            if !self.handed.is_empty() || !self.drain_doorbells() || self.ended {
                 break;
             }
         }
         std::mem::take(&mut self.handed)
     }
+}
 
-    fn publish_written(&self, stream: &Stream) {
-        self.memory
-            .word64(self.geometry.word(self.out, Word::Written))
-            .store(self.writer.written(), Ordering::Release);
-        self.wake(stream, self.out, Word::ReaderSleeps);
+/// Both ends have [`features::RINGS`], over a Unix socket.
+pub(super) struct RingsKind;
+
+impl TransportKind for RingsKind {
+    fn bits(&self) -> (u32, u32) {
+        (features::RINGS, features::SHARED_MEMORY)
     }
 
-    fn publish_read(&self, stream: &Stream) {
-        let direction = self.out.reverse();
-        self.memory
-            .word64(self.geometry.word(direction, Word::Read))
-            .store(self.reader.read(), Ordering::Release);
-        self.wake(stream, direction, Word::WriterSleeps);
+    fn offered(&self, local: &LocalPolicy, stream: &Stream) -> u32 {
+        let unix = matches!(stream.peer(), Peer::Unix { .. });
+        if unix { local.features & features::SHARED_MEMORY } else { 0 }
     }
 
-    fn wake(&self, stream: &Stream, direction: Direction, word: Word) {
-        fence(Ordering::SeqCst);
-        let sleeps = self.memory.word32(self.geometry.word(direction, word));
-        if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0 {
-            // A socket that takes no doorbell is full of them, or its other end is closed: the next reader
-            // sees that.
-            let _ = stream.send_from(&[1]);
+    fn setup(&self) -> Box<dyn Setup> {
+        Box::new(Offering { offer: Offer::NONE, memory: None })
+    }
+}
+
+/// The server offers rings, and the client answers with the same offer, or that it cannot have them.
+struct Offering {
+    offer: Offer,
+    memory: Option<SealedMemory>,
+}
+
+impl Setup for Offering {
+    fn begin(&mut self, side: &mut Side<'_>) -> Result<Next, SetupError> {
+        if !side.is_client {
+            let is_long = side.features & features::LONG_RINGS != 0;
+            match offer(if is_long { LONG_RING_BYTES } else { side.ring_bytes }) {
+                Ok((offer, memory, fd)) => {
+                    (self.offer, self.memory) = (offer, Some(memory));
+                    side.hand_over.push(fd);
+                    if side.features & features::PLACES != 0 {
+                        side.hand_over.extend(side.frames.take());
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %side.peer(), %error, "no shared memory with a client on this machine; it is served through its socket");
+                }
+            }
+            side.said.extend(self.offer.encode());
         }
+        Ok(Next::Await(OFFER_BYTES))
     }
 
-    /// What the other side has published, read once.
-    fn count(&self, direction: Direction, word: Word) -> u64 {
-        self.memory.word64(self.geometry.word(direction, word)).load(Ordering::Acquire)
+    fn hear(&mut self, side: &mut Side<'_>, message: &[u8]) -> Result<Next, SetupError> {
+        let offer = Offer::parse(message.first_chunk().expect("an offer was awaited"))?;
+        let mut out = Direction::ToClient;
+        if side.is_client {
+            out = Direction::ToServer;
+            self.memory = take(side, offer);
+            let answer = if self.memory.is_some() { offer } else { Offer::NONE };
+            side.said.extend(answer.encode());
+        } else if offer == Offer::NONE {
+            self.memory = None;
+        } else if offer != self.offer {
+            return Err(OfferError.into());
+        }
+        let made = self.memory.take().zip(offer.geometry());
+        Ok(Next::Made(made.map(|(memory, geometry)| -> Carrier {
+            Box::new(Rings::new(side.take_stream(), memory, geometry, out))
+        })))
     }
+}
 
-    fn place(&self, direction: Direction, span: Span) -> *mut u8 {
-        self.memory.span(self.geometry.bytes(direction) + span.at, span.len)
+/// What a server offers: memory for both rings.
+fn offer(ring_bytes: u32) -> Result<(Offer, SealedMemory, OwnedFd), SealedError> {
+    let offer = Offer::of(ring_bytes).expect("a power of two within the bounds");
+    let geometry = offer.geometry().expect("there are rings");
+    let (memory, fd) = SealedMemory::create(c"rampool-rings", geometry.memory_bytes())?;
+    Ok((offer, memory, fd))
+}
+
+/// Client: maps what the server offers.
+fn take(side: &mut Side<'_>, offer: Offer) -> Option<SealedMemory> {
+    let mut handed = std::mem::take(side.handed).into_iter();
+    let (geometry, fd) = (offer.geometry()?, handed.next()?);
+    *side.frames = handed.next();
+    let memory = SealedMemory::adopt(fd.as_fd(), geometry.memory_bytes());
+    if let Err(error) = &memory {
+        tracing::warn!(peer = %side.peer(), %error, "no shared memory with a server on this machine; it is reached through its socket");
     }
+    memory.ok()
+}
+
+/// Whether this machine's processes can share memory as rings: bytes of each of the two, or why not.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn probe_rings() -> Result<u32, SealedError> {
+    let (offer, _server, fd) = offer(RING_BYTES)?;
+    let geometry = offer.geometry().expect("it was offered");
+    SealedMemory::adopt(fd.as_fd(), geometry.memory_bytes())?;
+    Ok(RING_BYTES)
 }
 
 fn bad_counter(error: rampool_wire::rings::BadCounter) -> io::Error {

@@ -34,7 +34,7 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let tcp = || Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
     for (means, ucx) in ucx::carriers() {
-        let features = if means == Means::Rings { features::RINGS } else { 0 };
+        let features = if means == Means::RINGS { features::RINGS } else { 0 };
         let policy = |keyed: bool, encryption| LocalPolicy {
             key: keyed.then(|| key.clone()),
             encryption,
@@ -47,7 +47,7 @@ fn cases() -> Vec<Case> {
             (true, Encryption::On, Security::Sealed),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            let endpoint = if matches!(means, Means::Tcp | Means::Ucx) {
+            let endpoint = if matches!(means, Means::TCP | Means::UCX) {
                 tcp()
             } else {
                 Endpoint::Unix(dir.path().join("s"))
@@ -252,7 +252,7 @@ fn what_a_link_says_it_copies_arrives_as_it_was_when_it_was_sent() {
     for case in cases() {
         let (mut client, mut server) = pair::<()>(&case);
         let over_a_socket =
-            matches!(case.means, Means::Tcp | Means::UnixSocket) && case.expect != Security::Sealed;
+            matches!(case.means, Means::TCP | Means::UNIX_SOCKET) && case.expect != Security::Sealed;
         assert_eq!(client.copies(4096), over_a_socket, "{:?}, {:?}", case.means, case.expect);
         assert!(!client.copies(4097), "{:?}: long bulk leaves from where it lies", case.means);
         if !over_a_socket {
@@ -284,7 +284,7 @@ fn what_a_link_says_it_copies_arrives_as_it_was_when_it_was_sent() {
 
 #[test]
 fn connections_within_a_machine_are_not_paced() {
-    for case in cases().iter().filter(|case| case.means == Means::Tcp) {
+    for case in cases().iter().filter(|case| case.means == Means::TCP) {
         let (client, server) = pair::<()>(case);
         for link in [&client, &server] {
             let name = socket2::SockRef::from(&link.socket()).tcp_congestion().unwrap();

@@ -21,7 +21,7 @@ fn pages_come_back_through_shared_memory_whichever_side_sleeps_or_spins() {
             .map(|name| Server::start(ServerConfig { spin, ..at(dir.path(), name) }).unwrap())
             .into();
         let mut pool = Pool::connect(&config(&[&servers[0], &servers[1]], 48 * MIB)).unwrap();
-        assert_eq!(means(&pool), [Some(Means::Rings), Some(Means::Rings)]);
+        assert_eq!(means(&pool), [Some(Means::RINGS), Some(Means::RINGS)]);
         exercise(&mut pool, seed, 1500);
         let members: Vec<_> =
             servers[0].status().leases[0].members.iter().map(|member| member.means.clone()).collect();
@@ -58,7 +58,7 @@ fn megabytes_and_elements_of_the_direct_view_travel_through_shared_memory() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(at(dir.path(), "s")).unwrap();
     let mut direct = Direct::connect(&config(&[&server], 48 * MIB)).unwrap();
-    assert_eq!(means(direct.pool()), [Some(Means::Rings)]);
+    assert_eq!(means(direct.pool()), [Some(Means::RINGS)]);
     let region = direct.create(16 * MIB).unwrap();
     let bytes: Vec<u8> = (0..16 * MIB).map(|n| ((n * n) >> 7) as u8).collect();
     for (at, part) in (0..).step_by(3_000_000).zip(bytes.chunks(3_000_000)) {
@@ -87,11 +87,11 @@ fn the_way_is_the_users_choice() {
         Pool::connect(&config)
     };
     for (server, same_host, want) in [
-        (&with, SameHost::Auto, Means::Rings),
-        (&with, SameHost::Rings, Means::Rings),
-        (&with, SameHost::Socket, Means::UnixSocket),
-        (&without, SameHost::Auto, Means::UnixSocket),
-        (&without, SameHost::Socket, Means::UnixSocket),
+        (&with, SameHost::Auto, Means::RINGS),
+        (&with, SameHost::Rings, Means::RINGS),
+        (&with, SameHost::Socket, Means::UNIX_SOCKET),
+        (&without, SameHost::Auto, Means::UNIX_SOCKET),
+        (&without, SameHost::Socket, Means::UNIX_SOCKET),
     ] {
         let mut pool = connect(server, same_host).unwrap();
         assert_eq!(means(&pool), [Some(want)]);
@@ -101,7 +101,7 @@ fn the_way_is_the_users_choice() {
     let error = connect(&without, SameHost::Rings).err().expect("there are no rings").to_string();
     assert!(error.contains("unix:") && error.contains("--no-rings"), "{error}");
     // Over TCP there is nothing to insist on.
-    assert_eq!(means(&connect(&serve(16 * MIB), SameHost::Rings).unwrap()), [Some(Means::Tcp)]);
+    assert_eq!(means(&connect(&serve(16 * MIB), SameHost::Rings).unwrap()), [Some(Means::TCP)]);
 }
 
 /// Ends the socket next to the rings, as a server does that gives the client up.
@@ -131,7 +131,7 @@ fn a_broken_connection_is_made_again_with_new_memory() {
             assert!(Instant::now() < deadline, "round {round}: no client reconnects");
             assert!(pool.next_event(Instant::now() + Duration::from_millis(10)).unwrap().is_none());
         }
-        assert_eq!(means(&pool), [Some(Means::Rings)]);
+        assert_eq!(means(&pool), [Some(Means::RINGS)]);
     }
     assert_eq!(pool.stats().servers[0].reconnects, 5);
 }
@@ -152,7 +152,7 @@ fn a_server_that_was_started_again_is_lost_and_the_next_pool_is_well() {
     assert!(matches!(next(&mut pool), PoolEvent::Failed { token: 2, .. }));
     drop(pool);
     let mut pool = Pool::connect(&config(&[&server], 32 * MIB)).unwrap();
-    assert_eq!(means(&pool), [Some(Means::Rings)]);
+    assert_eq!(means(&pool), [Some(Means::RINGS)]);
     exercise_pages(&mut pool, 9, 100, 500);
 }
 
@@ -221,7 +221,7 @@ fn a_client_that_is_killed_in_the_middle_leaves_nothing_behind() {
     if let Ok(address) = std::env::var(ROLE) {
         let spec = ServerSpec { endpoint: address.parse().unwrap(), memory: None };
         let mut pool = Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 * MIB), "killed")).unwrap();
-        assert_eq!(means(&pool), [Some(Means::Rings)]);
+        assert_eq!(means(&pool), [Some(Means::RINGS)]);
         return pump(&mut pool, || println!("ready"));
     }
     let dir = tempfile::tempdir().unwrap();
@@ -262,7 +262,7 @@ fn a_server_that_is_killed_in_the_middle_is_lost_at_once() {
     ));
     let spec = ServerSpec { endpoint: Endpoint::Unix(path), memory: None };
     let mut pool = Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 * MIB), "left alone")).unwrap();
-    assert_eq!(means(&pool), [Some(Means::Rings)]);
+    assert_eq!(means(&pool), [Some(Means::RINGS)]);
     pump(&mut pool, || other.take().unwrap().kill());
     assert_eq!(means(&pool), [None]);
 }

@@ -3,7 +3,8 @@
 use super::Blocks;
 use super::disk::{Disk, Scratchpad};
 use super::outgoing::{Outgoing, Part};
-use crate::shared::{OWN_REPLY_BYTES, Replies, Shared};
+use crate::replies::{OWN_REPLY_BYTES, Replies};
+use crate::shared::Shared;
 use rampool_nbd::{End, Input, LARGEST_UNIT_BYTES, Output, SLICE_BYTES, Session};
 use rampool_net::transport::{Peer, Stream};
 use std::io;

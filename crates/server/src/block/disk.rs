@@ -2,10 +2,11 @@
 
 use super::ExportStatus;
 use super::outgoing::Part;
-use crate::StartError;
-use crate::shared::{Counts, Lease, Shared};
+use crate::config::StartError;
+use crate::lease::{Counts, Lease};
+use crate::shared::Shared;
 use crate::store::Scratch;
-use rampool_lease::{ConnectionNumber, FrameIndex, StoredPage};
+use rampool_lease::{FrameIndex, StoredPage};
 use rampool_nbd::{Export, Failure, Run, StatusExtent};
 use rampool_net::key::random_bytes;
 use rampool_wire::checksum;
@@ -52,6 +53,10 @@ pub(super) struct Scratchpad {
 }
 
 impl Disk {
+    pub(super) fn counts(&self) -> &Counts {
+        &self.lease.counts
+    }
+
     pub(super) fn open(shared: &Shared, export: &Export) -> Result<Self, StartError> {
         let bytes = export.bytes.next_multiple_of(PAGE);
         let request = OpenLease {
@@ -63,13 +68,8 @@ impl Disk {
         let opened = shared.directory().open(None, &request, LeaseToken(random_bytes()));
         let (id, member) =
             opened.map_err(|source| StartError::ExportMemory { name: export.name.clone(), bytes, source })?;
-        let lease = Arc::new(Lease::new(shared, id, bytes, &shared.tenants.of(None)));
-        let region = {
-            let mut space = lease.space();
-            space.member_joined(member, ConnectionNumber::FIRST);
-            space.create_region(member).expect("the first region of a lease")
-        };
-        shared.add_lease(Arc::clone(&lease));
+        let lease = shared.open_lease(id, member, bytes, shared.tenants.of(None));
+        let region = lease.space().create_region(member).expect("the first region of a lease");
         let (clients, failures) = (AtomicUsize::new(0), AtomicU64::new(0));
         Ok(Self { name: export.name.clone(), bytes: export.bytes, lease, member, region, clients, failures })
     }
@@ -133,7 +133,6 @@ impl Disk {
         }
         join_short_holes(&mut pad.runs);
         self.count(
-            shared,
             |counts| (&counts.gets, &counts.got_pages, &counts.bytes_out),
             pages(offset, len).count(),
             len,
@@ -203,7 +202,6 @@ impl Disk {
         pad.released.clear();
         if result.is_ok() {
             self.count(
-                shared,
                 |counts| (&counts.puts, &counts.put_pages, &counts.bytes_in),
                 pages(offset, len).count(),
                 len,
@@ -307,9 +305,7 @@ impl Disk {
                 self.write(shared, arena, pad, edge.start, &[0; 2 * OS_PAGE_BYTES][..zeroes])?;
             }
         }
-        for counts in [&self.lease.counts, &shared.blocks().counts] {
-            counts.discards.fetch_add(1, Ordering::Relaxed);
-        }
+        self.lease.counts.discards.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -334,20 +330,16 @@ impl Disk {
 
     fn count(
         &self,
-        shared: &Shared,
         which: impl Fn(&Counts) -> (&AtomicU64, &AtomicU64, &AtomicU64),
         pages: usize,
         bytes: u32,
     ) {
-        for counts in [&self.lease.counts, &shared.blocks().counts] {
-            let (requests, page_count, byte_count) = which(counts);
-            requests.fetch_add(1, Ordering::Relaxed);
-            page_count.fetch_add(pages as u64, Ordering::Relaxed);
-            byte_count.fetch_add(bytes.into(), Ordering::Relaxed);
-        }
+        let (requests, page_count, byte_count) = which(&self.lease.counts);
+        requests.fetch_add(1, Ordering::Relaxed);
+        page_count.fetch_add(pages as u64, Ordering::Relaxed);
+        byte_count.fetch_add(bytes.into(), Ordering::Relaxed);
     }
 }
-
 /// Takes frames for so many pages.
 fn take(shared: &Shared, arena: usize, pad: &mut Scratchpad, count: usize) -> Result<(), Failure> {
     pad.lens.clear();

@@ -314,7 +314,7 @@ fn a_damaged_page_is_an_error_and_never_data() {
     let server = start(dir.path(), 4 * MIB, vec![export("disk", MIB)]);
     let mut client = Client::connect(&dir.path().join("nbd"), "disk");
     client.write(0, &[9; 8192]);
-    let disk = &server.shared.blocks().disks[0];
+    let disk = &server.blocks.disks[0];
     let page = disk.stored(PageIndex(1)).unwrap();
     // SAFETY: no other thread looks at the page: no request is under way.
     unsafe { *server.shared.store.memory(page.frame).add(100) ^= 4 };

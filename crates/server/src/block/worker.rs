@@ -1,9 +1,10 @@
 //! One thread that serves block clients: it polls them, and gives each a turn.
 
-use super::Mailbox;
 use super::client::{Client, Gone, ScratchBuffers, Turn};
-use crate::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
-use crate::shared::{Shared, lock};
+use super::{Blocks, Mailbox};
+use crate::lock::lock;
+use crate::poll_set::{Events, Idle, PollSet, Ready, is_want, slot_of, token};
+use crate::shared::Shared;
 use rampool_nbd::End;
 use rampool_net::transport::{Listener, Peer, Stream};
 use rustix::event::epoll;
@@ -24,6 +25,7 @@ const SOCKET_BYTES: usize = 1 << 20;
 pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
+    blocks: Arc<Blocks>,
     poll: PollSet,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -45,14 +47,16 @@ impl Worker {
     pub(crate) fn new(
         index: usize,
         shared: Arc<Shared>,
+        blocks: Arc<Blocks>,
         listeners: Vec<Listener>,
     ) -> Result<Self, rustix::io::Errno> {
-        let poll = PollSet::new(&shared.blocks().threads[index].doorbell, listeners)?;
+        let poll = PollSet::new(&blocks.threads[index].doorbell, listeners)?;
         let (slots, free, again) = (Vec::new(), Vec::new(), Vec::new());
         let (draining, next) = (false, 0);
         Ok(Self {
             index,
             shared,
+            blocks,
             poll,
             slots,
             free,
@@ -79,7 +83,7 @@ impl Worker {
             let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
             if !spinning {
                 idle.sleeps();
-                self.shared.blocks().sleeps.fetch_add(1, Ordering::Relaxed);
+                self.blocks.sleeps.fetch_add(1, Ordering::Relaxed);
             }
             self.poll.wait(&mut events, timeout);
             if events.is_empty() && self.again.is_empty() {
@@ -105,7 +109,7 @@ impl Worker {
     }
 
     fn mailbox(&self) -> &Mailbox {
-        &self.shared.blocks().threads[self.index]
+        &self.blocks.threads[self.index]
     }
 
     fn accept(&mut self, listener: usize) {
@@ -115,7 +119,7 @@ impl Worker {
                 Ok(None) => return,
                 Err(error) => {
                     self.shared.log_peer_error("could not accept a block client", None, &error);
-                    if crate::shard::is_want(&error) {
+                    if is_want(&error) {
                         // The connection waits in the kernel until the next sweep.
                         self.poll.listen(false);
                         return;
@@ -127,7 +131,7 @@ impl Worker {
                 self.turn_away(&stream, "this user may not use the server's Unix sockets (--allow-uid)");
                 continue;
             }
-            if !self.shared.blocks().take_place(&self.shared) {
+            if !self.blocks.take_place(&self.shared) {
                 self.turn_away(
                     &stream,
                     "the server has as many block clients as it allows (a quarter of --max-connections)",
@@ -135,7 +139,7 @@ impl Worker {
                 continue;
             }
             prepare(&stream, self.shared.config.heartbeat);
-            let blocks = self.shared.blocks();
+            let blocks = &self.blocks;
             let target = self.next % blocks.threads();
             self.next = self.next.wrapping_add(1);
             if target == self.index {
@@ -147,7 +151,7 @@ impl Worker {
     }
 
     fn turn_away(&self, stream: &Stream, why: &str) {
-        self.shared.blocks().failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        self.blocks.failed_handshakes.fetch_add(1, Ordering::Relaxed);
         self.shared.log_peer_error("a block client was turned away", Some(stream.peer()), &why);
     }
 
@@ -162,7 +166,7 @@ impl Worker {
         if self.shared.draining() && !std::mem::replace(&mut self.draining, true) {
             for slot in &mut self.slots {
                 if let Some(client) = &mut slot.client {
-                    client.say_draining(&self.shared, self.shared.blocks(), &mut self.buffers);
+                    client.say_draining(&self.shared, &self.blocks, &mut self.buffers);
                 }
             }
         }
@@ -181,11 +185,10 @@ impl Worker {
         if let Err(error) = self.poll.add(&stream, token, slot.interest) {
             self.shared.log_peer_error("cannot poll a block client", Some(stream.peer()), &error);
             self.free.push(index);
-            self.shared.blocks().give_place_back(&self.shared);
+            self.blocks.give_place_back(&self.shared);
             return;
         }
-        let client =
-            Client::new(stream, &self.shared, self.shared.blocks(), self.index, &mut self.buffers, now);
+        let client = Client::new(stream, &self.shared, &self.blocks, self.index, &mut self.buffers, now);
         slot.client = Some(Box::new(client));
         self.ready(token, now);
     }
@@ -197,7 +200,7 @@ impl Worker {
         let (true, Some(client)) = (u64::from(slot.generation) == token >> 32, &mut slot.client) else {
             return;
         };
-        let turn = match client.turn(&self.shared, self.shared.blocks(), &mut self.buffers, now) {
+        let turn = match client.turn(&self.shared, &self.blocks, &mut self.buffers, now) {
             Ok(turn) => turn,
             Err(gone) => return self.close(index, &gone),
         };
@@ -236,7 +239,7 @@ impl Worker {
 
     fn close(&mut self, index: usize, gone: &Gone) {
         let Some(client) = self.slots[index].client.take() else { return };
-        let blocks = self.shared.blocks();
+        let blocks = &self.blocks;
         let (peer, export) = (client.peer(), client.export());
         match (gone, export) {
             (Gone::Session(End::Violation(_)) | Gone::Slow, None) => {
@@ -263,7 +266,7 @@ impl Worker {
         }
         drop(client);
         self.free.push(index);
-        self.shared.blocks().give_place_back(&self.shared);
+        self.blocks.give_place_back(&self.shared);
     }
 }
 

@@ -3,16 +3,15 @@
 //! A batch of keys is copied, then the elements that belong to them, then both are counted. Memory is bounded
 //! by what one request may look at, and is charged as a reply is.
 
-use super::direct::{PACKED_COUNTS_FOR, PIECES_AT_ONCE, Unpacked, ZEROES, copy_small_runs};
-use super::{Connection, Held, Paused, Refused, ScratchBuffers, Slice, count_alone};
+use super::{Connection, Service, Step, Stepped, Work, count_read};
+use crate::collect::{PACKED_COUNTS_FOR, PIECES_AT_ONCE, Unpacked, ZEROES, copy_small_runs};
+use crate::refused::Refused;
 use crate::shared::Shared;
+use crate::slice::Slice;
 use rampool_lease::View;
-use rampool_net::transport::{Piece as Place, Urgency};
 use rampool_wire::checksum;
 use rampool_wire::elements::{GROUP_BYTES, Groups, Reduced};
-use rampool_wire::frame::{
-    Header, Keys, RegionId, ScanRequest, Status, Window, encode_frame, encode_reduced,
-};
+use rampool_wire::frame::{Header, Keys, RegionId, ScanRequest, Status, Window, encode_reduced};
 use rampool_wire::units::OS_PAGE_BYTES;
 
 /// Elements that are counted between two looks at the clock.
@@ -20,9 +19,8 @@ const BATCH: u32 = 1024;
 /// What a group takes while it is counted.
 const GROUP_TAKES: usize = 2 * GROUP_BYTES;
 
-/// One that goes on with the next turn.
+/// A `Scan` by keys: answers when all elements are counted.
 pub(super) struct Grouping {
-    header: Header,
     request: ScanRequest,
     groups: Groups,
     /// Elements that are counted.
@@ -40,24 +38,20 @@ struct Copier<'a, 'b> {
 }
 
 impl Grouping {
-    pub(super) fn new(header: Header, request: ScanRequest, keys: &Keys) -> Self {
+    pub(super) fn new(request: ScanRequest, keys: &Keys) -> Self {
         let groups = Groups::new(keys.kind, request.kind, request.test, request.low, request.high);
-        Self { header, request, groups, done: 0, keys: Vec::new(), elements: Vec::new() }
-    }
-
-    /// Of its reply, and what leads to it, so far.
-    pub(super) fn bytes(&self) -> usize {
-        self.groups.len() * GROUP_TAKES + self.keys.len() + self.elements.len()
+        Self { request, groups, done: 0, keys: Vec::new(), elements: Vec::new() }
     }
 
     /// False: the slice is over before all are counted; call it again.
     fn collect(
         &mut self,
         connection: &Connection,
+        region: RegionId,
         shared: &Shared,
         slice: &mut Slice,
     ) -> Result<bool, Refused> {
-        let Self { header, request, groups, done, keys, elements } = self;
+        let Self { request, groups, done, keys, elements } = self;
         let by = request.keys.as_ref().expect("it has keys");
         let membership = connection.membership()?;
         let space = membership.space()?;
@@ -68,7 +62,7 @@ impl Grouping {
             let batch = BATCH.min(count - *done);
             for (region, window, bytes, to) in [
                 (by.region, &by.window, by.kind.bytes(), &mut *keys),
-                (RegionId(header.region), &request.window, request.kind.bytes(), &mut *elements),
+                (region, &request.window, request.kind.bytes(), &mut *elements),
             ] {
                 let mut view = space.view(membership.member, region)?;
                 view.reaches(window.program.bounds().1.cast_unsigned())?;
@@ -85,10 +79,8 @@ impl Grouping {
                 return Ok(false);
             }
         }
-        for counts in [&shared.shards[connection.arena].counts, &membership.lease.counts] {
-            count_alone(&counts.gets, 1);
-            count_alone(&counts.bytes_out, (groups.len() * GROUP_BYTES) as u64);
-        }
+        let bytes = (groups.len() * GROUP_BYTES) as u64;
+        count_read(shared, connection.arena, &membership.lease, (0, bytes));
         Ok(true)
     }
 }
@@ -134,31 +126,24 @@ impl Copier<'_, '_> {
     }
 }
 
-impl Connection {
-    /// Counts elements by their keys, from where it stopped, and answers when all are counted.
-    pub(super) fn go_on_grouping(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        mut grouping: Grouping,
-    ) {
-        match grouping.collect(self, shared, &mut buffers.slice) {
-            Ok(false) => self.paused = Some(Paused::Group(Box::new(grouping))),
-            Ok(true) => {
-                let Grouping { header, groups, .. } = grouping;
-                let (mut table, mut found) = (Vec::new(), Vec::with_capacity(groups.len() * GROUP_BYTES));
-                groups.iter().for_each(|group| group.encode(&mut found));
-                let count = groups.iter().map(|group| group.count).sum();
-                encode_reduced(&Reduced { count, value: [0; 16] }, &mut table);
-                buffers.head.clear();
-                let reply = header.reply(Status::Ok).with_arg(checksum::crc32c(&found).into());
-                encode_frame(&mut buffers.head, reply, &table, found.len());
-                let piece = [Place { ptr: found.as_ptr(), len: found.len() }];
-                // SAFETY: the guard owns the bytes, whose address does not change with the move of the
-                // vector.
-                unsafe { self.link.send(Urgency::Demand, &buffers.head, &piece, Held::bytes(found)) };
-            }
-            Err(refused) => self.refuse(buffers, grouping.header, &refused, shared),
+impl Work for Grouping {
+    fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
+        let region = RegionId(header.region);
+        if !self.collect(connection, region, &service.shared, &mut service.slice)? {
+            return Ok(Step::More);
         }
+        let groups = &self.groups;
+        let (mut table, mut found) = (Vec::new(), Vec::with_capacity(groups.len() * GROUP_BYTES));
+        groups.iter().for_each(|group| group.encode(&mut found));
+        let count = groups.iter().map(|group| group.count).sum();
+        encode_reduced(&Reduced { count, value: [0; 16] }, &mut table);
+        let reply = header.reply(Status::Ok).with_arg(checksum::crc32c(&found).into());
+        connection.send_bytes(&mut service.head, reply, &table, found);
+        Ok(Step::Done)
+    }
+
+    /// Of its reply, and what leads to it.
+    fn bytes(&self) -> usize {
+        self.groups.len() * GROUP_TAKES + self.keys.len() + self.elements.len()
     }
 }

@@ -1,7 +1,7 @@
 //! Tenants: keys of their own, quotas, what each may see, and shares of the server's time.
 
 use super::*;
-use crate::shared::lock;
+use crate::lock::lock;
 use rampool_lease::{Account, Payer, Quota, Revoked, Rules};
 use rampool_net::key::Key;
 use rampool_net::transport::{HandshakeError, connect};
@@ -468,7 +468,7 @@ fn a_rate_holds_its_tenant_back_and_no_other() {
             client
         })
         .collect();
-    assert_eq!(held[1].link.means(), Means::Rings);
+    assert_eq!(held[1].link.means(), Means::RINGS);
     let region = bob.create_region().unwrap();
     bob.put(region, 0, std::slice::from_ref(&page), false).unwrap();
     assert_eq!(bob.get(region, 0, 1).unwrap(), [page]);

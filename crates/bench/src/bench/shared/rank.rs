@@ -142,7 +142,7 @@ impl Bench {
         let p50 = median(&times);
         self.add("raw", p50);
         let shared = &self.shared;
-        if shared.config().spin.is_zero() || !shared.stats().connections.contains_key(Means::Rings.name()) {
+        if shared.config().spin.is_zero() || !shared.stats().connections.contains_key(Means::RINGS.name()) {
             return Ok(());
         }
         // It never sleeps, so it is there for no longer than it is needed.
@@ -165,7 +165,7 @@ impl Bench {
     /// Rank 0, of two connected over TCP: the least that a page served by a thread of its own costs, for as
     /// many pages in the order of that round.
     fn floor(&mut self, round: u64, count: usize) -> Result<()> {
-        if self.shared.ranks() > 2 || self.shared.stats().connections.contains_key(Means::Rings.name()) {
+        if self.shared.ranks() > 2 || self.shared.stats().connections.contains_key(Means::RINGS.name()) {
             return Ok(());
         }
         let raw = self.raw.as_mut().context("rank 0 has the raw connection")?;
@@ -258,7 +258,7 @@ impl Bench {
     /// to it. `None` where ranks share memory.
     fn plain(&self) -> Result<Option<Vec<RawStream>>> {
         let shared = &self.shared;
-        if shared.stats().connections.contains_key(Means::Rings.name()) {
+        if shared.stats().connections.contains_key(Means::RINGS.name()) {
             return Ok(None);
         }
         let port = shared.alloc(PAGE, AllocOptions::new())?;

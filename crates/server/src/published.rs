@@ -4,14 +4,12 @@
 //! A use holds the lease's list locked, for one copy of a table's length at most. So memory that is
 //! withdrawn, with its key or with its owner's connection, has no use under way.
 
-use super::{Connection, End, Held, Refused, ScratchBuffers};
-use crate::shared::{Lease, Shared};
+use crate::refused::Refused;
 use rampool_kernel::sealed::SealedMemory;
-use rampool_net::transport::Urgency;
 use rampool_pinning::keys::Rights;
-use rampool_wire::frame::{Header, Published, Reach, Status, encode_frame};
+use rampool_wire::frame::{Published, Reach, Status};
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Of a lease.
 const MOST_PUBLISHED: usize = 1024;
@@ -22,12 +20,6 @@ pub(crate) struct PublishedMemories {
     /// The last number given.
     last: u64,
     memories: BTreeMap<u64, (Published, Arc<SealedMemory>)>,
-}
-
-impl Lease {
-    pub(super) fn published(&self) -> MutexGuard<'_, PublishedMemories> {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl PublishedMemories {
@@ -85,64 +77,26 @@ impl PublishedMemories {
         }
         Ok(memory.span(usize::try_from(offset).expect("within a memory"), len))
     }
-}
 
-impl Connection {
-    pub(super) fn reach(
-        &mut self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        header: Header,
-    ) -> Result<(), End> {
-        let mut table = std::mem::take(&mut buffers.table);
-        table.clear();
-        let result = match Reach::parse(header.arg, self.link.table()) {
-            Ok(reach) => reached(
-                self.membership.as_ref().map(|one| &one.lease),
-                &mut self.exposures,
-                reach,
-                &mut table,
-            ),
-            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
-        };
-        match result {
-            Ok(arg) => {
-                buffers.head.clear();
-                encode_frame(&mut buffers.head, header.reply(Status::Ok).with_arg(arg), &table, 0);
-                self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
+    /// Lists them, or puts bytes into one or gets bytes out of it. Returns the reply's argument.
+    pub(super) fn reach(&self, reach: Reach<'_>, table: &mut Vec<u8>) -> Result<u64, Refused> {
+        match reach {
+            Reach::Publish { .. } => unreachable!("its owner publishes it"),
+            Reach::List { after } => Ok(self.list(after, table)),
+            Reach::Put { number, offset, bytes } => {
+                let to = self.find(number, offset, bytes.len(), true)?;
+                // SAFETY: within our mapping of the owner's memory, which stays while the list is locked. A
+                // raw copy: the owner may use it at any time.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+                Ok(0)
             }
-            Err(refused) => self.refuse(buffers, header, &refused, shared),
-        }
-        buffers.table = table;
-        Ok(())
-    }
-}
-
-fn reached(
-    lease: Option<&Arc<Lease>>,
-    own: &mut super::keyed::Exposures,
-    reach: Reach<'_>,
-    table: &mut Vec<u8>,
-) -> Result<u64, Refused> {
-    let lease = lease.ok_or_else(super::no_lease)?;
-    match reach {
-        Reach::Publish { key, rights, name } => own.publish(lease, key, rights, name).map(|()| 0),
-        Reach::List { after } => Ok(lease.published().list(after, table)),
-        Reach::Put { number, offset, bytes } => {
-            let published = lease.published();
-            let to = published.find(number, offset, bytes.len(), true)?;
-            // SAFETY: within our mapping of the owner's memory, which stays while the list is locked. A raw
-            // copy: the owner may use it at any time.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-            Ok(0)
-        }
-        Reach::Get { number, offset, len } => {
-            let published = lease.published();
-            let from = published.find(number, offset, len as usize, false)?;
-            table.resize(len as usize, 0);
-            // SAFETY: as above; the table has as many bytes.
-            unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), table.as_mut_ptr(), len as usize) };
-            Ok(0)
+            Reach::Get { number, offset, len } => {
+                let from = self.find(number, offset, len as usize, false)?;
+                table.resize(len as usize, 0);
+                // SAFETY: as above; the table has as many bytes.
+                unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), table.as_mut_ptr(), len as usize) };
+                Ok(0)
+            }
         }
     }
 }
