@@ -1064,23 +1064,16 @@ impl Connection {
                 self.send_status(shared, buffers, header);
                 return Ok(());
             }
+            Opcode::Drain => self.drain(shared).map(|()| 0),
             // For another member of the lease, whose process is gone.
-            Opcode::Goodbye
-                if header.arg != 0
-                    && self
-                        .membership
-                        .as_ref()
-                        .is_none_or(|membership| membership.member.0 != header.arg) =>
-            {
-                self.membership().map(|membership| {
-                    let departed = shared.directory().leave(membership.lease.id, MemberId(header.arg));
-                    if let Some(departed) = departed {
-                        tracing::debug!(lease = membership.lease.id.0, member = header.arg, "dismissed");
-                        shared.depart(departed);
-                    }
-                    0
-                })
-            }
+            Opcode::Goodbye if self.is_another(header.arg) => self.membership().map(|membership| {
+                let departed = shared.directory().leave(membership.lease.id, MemberId(header.arg));
+                if let Some(departed) = departed {
+                    tracing::debug!(lease = membership.lease.id.0, member = header.arg, "dismissed");
+                    shared.depart(departed);
+                }
+                0
+            }),
             Opcode::Goodbye => {
                 if let Some(membership) = self.membership.take() {
                     membership.lease.disconnected(membership.member, membership.connection);
@@ -1241,6 +1234,23 @@ impl Connection {
         buffers.head.clear();
         encode_frame(&mut buffers.head, header.reply(Status::Ok), &granted.encode(), 0);
         self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
+    }
+
+    /// Whether a goodbye is said for another member.
+    fn is_another(&self, member: u64) -> bool {
+        let own = self.membership.as_ref().is_some_and(|membership| membership.member.0 == member);
+        member != 0 && !own
+    }
+
+    /// Drains for as long as there are members: no time ends that, and so no memory with pages in it.
+    fn drain(&self, shared: &Shared) -> Result<(), Refused> {
+        if self.tenant.name.is_some() {
+            let why = "only who has the master key may ask for that";
+            return Err(Refused::new(Status::NotAllowed, why));
+        }
+        tracing::info!(peer = %self.link.peer(), "asked to drain");
+        shared.start_draining(Duration::MAX);
+        Ok(())
     }
 
     fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {

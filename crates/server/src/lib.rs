@@ -33,7 +33,7 @@ mod tenants;
 pub mod threadless;
 mod unauthenticated;
 
-pub use query::{QueryError, query_status};
+pub use query::{QueryError, ask_to_drain, query_status};
 pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus, TenantStatus};
 
 use crate::block::{BlockConfig, Blocks, ExportError};
@@ -361,12 +361,21 @@ impl RunningServer {
     /// Tells the clients that the server stops, grants no new leases, waits until every member has left or
     /// `timeout` is over, then stops. Until then leases are served as before: their processes fork, and
     /// reconnect when a connection breaks.
-    pub fn drain(self, timeout: Duration) {
+    ///
+    /// True: the last one has left. False: some have memory here still.
+    pub fn drain(self, timeout: Duration) -> bool {
         self.shared.start_draining(timeout);
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline && self.shared.has_members() {
             std::thread::sleep(Duration::from_millis(5).min(timeout));
         }
+        !self.shared.has_members()
+    }
+
+    /// Whether the server was asked to drain, and the last member has left.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.shared.draining() && !self.shared.has_members()
     }
 
     /// Stops at once. Connections are closed, all pages are gone.

@@ -166,13 +166,16 @@ pub enum Opcode {
     /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as many
     /// as fit; `arg`: 1 if more follow.
     ListRegions = 33,
+    /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
+    /// left. For who has the master key. Needs no lease.
+    Drain = 34,
     /// Publish exposed memory, or use what another member has published ([`Reach`], by `arg`).
-    Reach = 34,
+    Reach = 35,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 34] = [
+    pub const ALL: [Opcode; 35] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -206,6 +209,7 @@ impl Opcode {
         Opcode::Revoke,
         Opcode::ReadPiece,
         Opcode::ListRegions,
+        Opcode::Drain,
         Opcode::Reach,
     ];
 

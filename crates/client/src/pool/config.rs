@@ -31,6 +31,8 @@ pub struct PoolConfig {
     pub copies: Copies,
     /// Servers that an attached pool does without, by their place in the ticket.
     pub(super) without: Vec<bool>,
+    /// Servers whose place others have taken, as long as they cannot be reached.
+    pub(super) out: Vec<bool>,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
     /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by shared memory where they can.
@@ -87,13 +89,22 @@ impl PoolConfig {
     /// Does without the servers that do not have this region, in a process that is to take it over.
     pub fn to_adopt(&mut self, region: &RegionTicket) {
         self.without = region.handed.names.iter().map(|name| name.0 == 0).collect();
+        self.out = region.handed.history.out.clone();
     }
 
     /// Does without a server at first that is said not to answer, where that is one: the other holders of its pages are
     /// there. It is joined when it can be reached.
     pub fn without_silent(&mut self, silent: &[bool]) {
-        let without = self.without.iter().zip(silent).any(|(without, silent)| *without && !silent);
-        if !without && silent.iter().filter(|silent| **silent).count() == 1 {
+        let out = |index: usize| self.out.get(index) == Some(&true);
+        let without = { self.without.iter().zip(silent).enumerate() }
+            .any(|(index, (without, silent))| *without && !silent && !out(index));
+        if self.without.is_empty() {
+            // It has nothing yet: others may hold what it will have.
+            self.out = silent.to_vec();
+        }
+        let waited = { silent.iter().zip(0..) }
+            .filter(|(silent, index)| **silent && self.out.get(*index) != Some(&true));
+        if !without && waited.count() <= 1 && silent.contains(&true) {
             self.without = silent.to_vec();
         }
     }
@@ -108,6 +119,7 @@ impl PoolConfig {
             stripe_pages: DEFAULT_STRIPE_PAGES,
             copies: Copies::One,
             without: Vec::new(),
+            out: Vec::new(),
             compression: false,
             same_host: None,
             zero_copy: None,
