@@ -191,7 +191,7 @@ impl Client {
         self.copies.turn(out, self.work.rules);
         self.open = vec![None; self.copies.placement.pairs().len()];
         self.work.turns += 1;
-        self.work.changed = true;
+        (self.work.changed, self.work.well_again) = (true, true);
         self.look_at_all();
     }
 
@@ -788,6 +788,7 @@ impl Client {
             sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
         }
         while let Some((server, of, pages)) = self.work.repairs.pop() {
+            self.work.well_again = true;
             if self.copies.repaired(server, of, &pages) {
                 self.look_at(server);
             }
@@ -995,6 +996,8 @@ impl Client {
             (Step::Writing, Some(_)) if there && known && !void => {
                 let region = self.copies.regions.get_mut(&of).expect("seen above");
                 region.history.missed[to.as_usize()].remove(pages);
+                // What waits for a silent server may be here now.
+                self.work.well_again = true;
             }
             (Step::Writing, None) if there && known => self.copies.put_off(to, self.now),
             (Step::Naming, Some(name)) if there && known => {

@@ -1616,12 +1616,14 @@ impl World {
         let silent = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
         let most = if faults.silence { silent } else { 100 * MS };
         for (token, op) in self.me.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
-            let age = self.now - op.made_at;
+            // A server that has just come to hold pages is asked from then on.
+            let since = op.made_at.max(self.me.turned_at);
+            let age = self.now - since;
             let well = |server: ServerIndex, page: u64| {
                 let judge = &self.me.judges[server.as_usize()];
                 self.has(server, std::iter::once(PageIndex(page)))
                     && judge.down_since.is_none()
-                    && judge.well_since + most < op.made_at
+                    && judge.well_since + most < since
             };
             let served = |page: u64| self.servers().any(|holder| well(holder, page));
             let waits = age > most && op.pages.iter().all(|(page, _)| served(*page));
