@@ -166,11 +166,11 @@ pub enum Opcode {
     /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as many
     /// as fit; `arg`: 1 if more follow.
     ListRegions = 33,
+    /// Publish exposed memory, or use what another member has published ([`Reach`], by `arg`).
+    Reach = 34,
     /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
     /// left. For who has the master key. Needs no lease.
-    Drain = 34,
-    /// Publish exposed memory, or use what another member has published ([`Reach`], by `arg`).
-    Reach = 35,
+    Drain = 35,
 }
 
 impl Opcode {
@@ -209,8 +209,8 @@ impl Opcode {
         Opcode::Revoke,
         Opcode::ReadPiece,
         Opcode::ListRegions,
-        Opcode::Drain,
         Opcode::Reach,
+        Opcode::Drain,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
