@@ -610,11 +610,19 @@ impl Client {
         live.map(|server| of(server).max_pages(limit)).min().unwrap_or(limit)
     }
 
-    /// Whether a holder that is there lacks some of what is read: it is asked for in requests of its own,
-    /// since another holder may lack other pages.
+    /// Whether a holder that is there lacks some of what is read, or none is there: it is asked for in requests
+    /// of its own, since another server may lack other pages.
     fn is_read_alone(&self, holders: Holders, pages: Pages, extent: Extent) -> bool {
+        if pages.opcode != Opcode::Get || !self.copies.tracked {
+            return false;
+        }
         let lacks = |server: ServerIndex| self.takes_part(server) && self.lacks(server, pages.of, extent);
-        pages.opcode == Opcode::Get && self.copies.tracked && holders.iter().any(lacks)
+        let is_left = |region: &Region| {
+            self.servers().any(|server| self.takes_part(server) && region.has_left(server, extent))
+        };
+        // What is left where it is not held any more may be part of it.
+        let none_there = || !holders.iter().any(|server| self.takes_part(server));
+        holders.iter().any(lacks) || none_there() && self.region(pages.of).is_some_and(is_left)
     }
 
     fn takes_part(&self, server: ServerIndex) -> bool {

@@ -144,6 +144,11 @@ impl Region {
         self.is_absent(server) || pages.iter().any(|extent| missed.overlaps(*extent))
     }
 
+    /// Whether some of these pages are left at the server.
+    pub(crate) fn has_left(&self, server: ServerIndex, pages: Extent) -> bool {
+        self.history.left[server.as_usize()].overlaps(pages)
+    }
+
     pub(crate) fn is_absent(&self, server: ServerIndex) -> bool {
         self.names[server.as_usize()].0 == 0
     }

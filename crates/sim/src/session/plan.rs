@@ -172,7 +172,7 @@ impl Plan {
             Rule::StoreAtAll | Rule::AwaitAll | Rule::OneHolderSuffices | Rule::OneHolderIsNeeded => {
                 plan.with_copies(Faults { cuts: true, silence: true, restarts: true, ..none })
             }
-            Rule::FetchFromOther | Rule::OwnName | Rule::OnlySpareEarly => {
+            Rule::OwnName | Rule::OnlySpareEarly => {
                 plan.with_copies(Faults { silence: true, restarts: true, damage: true, ..none })
             }
             Rule::FitsBoth => {
@@ -212,6 +212,8 @@ impl Plan {
                 narrow: true,
                 ..plan.with_copies(Faults { cuts: true, silence: true, full: true, ..none })
             },
+            // One that is silent, or whose connection broke, has been left before it is lost.
+            Rule::FetchFromOther => plan.with_copies(Faults { dismissals: true, silence: true, ..none }),
             Rule::LosesPagesOnly => Self {
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, restarts: true, ..none })

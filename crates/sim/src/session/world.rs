@@ -1320,6 +1320,8 @@ impl World {
         let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
         let old = oldest + MS >= op * u64::from(DEADLINES - 1);
         let absent = judge.absent_since.take();
+        // What was waited for in vain before is excused after, too.
+        judge.absent_for = absent.map_or(judge.absent_for, |since| now - since);
         let judge = &self.me.judges[server.as_usize()];
         match reason {
             _ if judge.lied => {}
