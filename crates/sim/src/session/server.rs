@@ -15,7 +15,7 @@ use crate::rng::mix;
 /// Bytes that a lease has when nothing is short.
 const ROOM: u64 = 64 << 20;
 /// The tables are checked after each so many requests.
-const CHECKED: u64 = 16;
+const CHECKED: u64 = 64;
 /// The part of a frame's number that is what it holds.
 const VALUE: u64 = (1 << 40) - 1;
 /// Between runs of a server.
