@@ -372,7 +372,7 @@ impl Pool {
         let spared = ticket.copies > 1;
         let mut troubles: Vec<(usize, ConnectError)> = Vec::new();
         for (i, part) in ticket.parts.iter().enumerate() {
-            let inherited = spared && config.without.get(i) == Some(&true);
+            let inherited = spared && config.without.get(i).is_some_and(|of| of.at_first);
             if i >= ticket.first() {
                 break;
             }
@@ -400,7 +400,8 @@ impl Pool {
         for (i, _) in ticket.parts.iter().enumerate().filter(|(_, part)| !part.is_leased()) {
             pool.has_no_lease(i);
         }
-        pool.shell.client.begin_without(&config.out);
+        let out: Vec<bool> = config.without.iter().map(|of| of.out).collect();
+        pool.shell.client.begin_without(&out);
         for (i, part) in ticket.parts.iter().enumerate().take(ticket.first()) {
             if troubles.iter().any(|(missing, _)| *missing == i) {
                 continue;
