@@ -476,6 +476,17 @@ impl Client {
         }
     }
 
+    /// A server has these pages from now on: others that have missed them may get them there.
+    fn look_who_lacks(&mut self, of: u32, pages: &[Extent]) {
+        for server in self.servers() {
+            let region = self.region(of).filter(|region| !region.is_absent(server));
+            let lacks = region.is_some_and(|region| region.has_missed(server, pages));
+            if lacks && !self.copies.is_behind(server) {
+                self.look_at(server);
+            }
+        }
+    }
+
     // --- Submitting
     // ------------------------------------------------------------------------------------------------
 
@@ -800,6 +811,7 @@ impl Client {
             if self.copies.repaired(server, of, &pages) {
                 self.look_at(server);
             }
+            self.look_who_lacks(of, &pages);
         }
         while let Some((id, why)) = self.work.orphans.pop_front() {
             self.settle_orphan(id, why);
@@ -1006,6 +1018,7 @@ impl Client {
                 region.history.missed[to.as_usize()].remove(pages);
                 // What waits for a silent server may be here now.
                 self.work.well_again = true;
+                self.look_who_lacks(of, &[pages]);
             }
             (Step::Writing, None) if there && known => self.copies.put_off(to, self.now),
             (Step::Naming, Some(name)) if there && known => {

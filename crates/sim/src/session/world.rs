@@ -1639,6 +1639,11 @@ impl World {
     // --- The network and the servers -------------------------------------------------------------------------------
 
     fn happen(&mut self, event: Event) {
+        let paused = self.me.paused_until.saturating_sub(self.now);
+        if paused > 0 && matches!(event, Event::Connected(_) | Event::Refused(_)) {
+            // The client hears of it when it has time.
+            return self.at(paused, event);
+        }
         match event {
             Event::AtServer(link, message) => self.at_server(link, message),
             Event::AtClient(link, message) => {
