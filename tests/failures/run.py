@@ -415,9 +415,9 @@ def rolls(world, running, servers, rounds):
             return False
         at = round % len(servers)
         drained(running, servers[at], ("signal", "command")[round % 2])
-        before = running.said().count(" is back")
+        before = running.said().count(" is back, and")
         servers[at] = world.serve("900M", "--drain-ms", 15000, listen=servers[at].address, name="again")
-        if not comes_to(running, f"back {round}", lambda: running.said().count(" is back") > before, 30):
+        if not comes_to(running, f"back {round}", lambda: running.said().count(" is back, and") > before, 30):
             return False
         if not comes_to(running, f"two copies again, round {round}", lambda: is_whole(running)):
             return False
@@ -466,7 +466,7 @@ def a_third_server_takes_the_place_of_a_lost_one(world, scale):
         check("take the place of" in running.said(), f"no line says so: {running.said()}")
         if how == "killed":
             servers[0] = world.serve("900M", listen=servers[0].address, name="again")
-            comes_to(running, "back", lambda: " is back" in running.said(), 30)
+            comes_to(running, "back", lambda: " is back, and" in running.said(), 30)
             comes_to(running, "whole", lambda: is_whole(running))
         any_one_can_be_lost(running, servers if how == "killed" else servers[1:], scale)
 

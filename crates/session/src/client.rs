@@ -621,8 +621,8 @@ impl Client {
         live.map(|server| of(server).max_pages(limit)).min().unwrap_or(limit)
     }
 
-    /// Whether a holder that is there lacks some of what is read, or none is there: it is asked for in requests
-    /// of its own, since another server may lack other pages.
+    /// Whether a holder that is there lacks some of what is read, or none is there: it is asked for in
+    /// requests of its own, since another server may lack other pages.
     fn is_read_alone(&self, holders: Holders, pages: Pages, extent: Extent) -> bool {
         if pages.opcode != Opcode::Get || !self.copies.tracked {
             return false;

@@ -1,8 +1,8 @@
 //! The client's sessions under every fault; and each rule left out, which must be noticed.
 //!
-//! `SESSION_SEEDS=10000 cargo test -p rampool-sim --test session` runs more seeds, `SESSION_FIRST=2000` those
-//! from there on, `SESSION_SEED=7` one; with `SESSION_RULE=AgeLimit` as well, the one that stresses this rule;
-//! with that alone, only this rule is left out.
+//! `SESSION_SEEDS=10000 cargo test -p rampool-sim --test session` runs more seeds, with `SESSION_FIRST=2000`
+//! those from there on, `SESSION_SEED=7` one; with `SESSION_RULE=AgeLimit` as well, the one that stresses
+//! this rule; with that alone, only this rule is left out.
 
 use std::panic::catch_unwind;
 use std::sync::Mutex;

@@ -172,8 +172,8 @@ impl Plan {
             Rule::StoreAtAll | Rule::AwaitAll | Rule::OneHolderSuffices | Rule::OneHolderIsNeeded => {
                 plan.with_copies(Faults { cuts: true, silence: true, restarts: true, ..none })
             }
-            Rule::OwnName | Rule::OnlySpareEarly => {
-                plan.with_copies(Faults { silence: true, restarts: true, damage: true, ..none })
+            Rule::FetchFromOther | Rule::OwnName | Rule::OnlySpareEarly => {
+                plan.with_copies(Faults { silence: true, dismissals: true, ..none })
             }
             Rule::FitsBoth => {
                 Self { max_bytes: 256 << 10, ..plan.with_copies(Faults { cuts: true, hangs: true, ..none }) }
@@ -212,8 +212,6 @@ impl Plan {
                 narrow: true,
                 ..plan.with_copies(Faults { cuts: true, silence: true, full: true, ..none })
             },
-            // One that is silent, or whose connection broke, has been left before it is lost.
-            Rule::FetchFromOther => plan.with_copies(Faults { dismissals: true, silence: true, ..none }),
             Rule::LosesPagesOnly => Self {
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, restarts: true, ..none })
