@@ -401,9 +401,10 @@ def comes_to(running, what, condition, seconds=90):
 
 
 def is_whole(running):
-    """Whether `rampool top` says nothing of missing copies."""
-    lines = command("top", "--once")[1].splitlines()
-    return not [line for line in lines if f"{running.process.pid} has" in line and "copies of each" in line]
+    """Whether `rampool top` knows the run, and says nothing of missing copies."""
+    code, said = command("top", "--once")
+    lines = [line for line in said.splitlines() if str(running.process.pid) in line.split()]
+    return code == 0 and lines != [] and not any("copies of each" in line for line in lines)
 
 
 def rolls(world, running, servers, rounds):

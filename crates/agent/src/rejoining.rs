@@ -32,18 +32,22 @@ impl Rejoining {
     }
 
     pub fn look(&mut self, pager: &mut Pager<Pool>, settings: &Settings) {
-        if pager.backing().copies() < 2 || self.looked.elapsed() < LOOK_EVERY {
+        if pager.backing().copies() < 2 {
             return;
         }
-        self.looked = Instant::now();
+        // At once: a child that ends before the run knows of it is a member for the grace time, and a server
+        // that drains waits for it.
         let membership = pager.backing().membership();
         if self.told.as_ref() != Some(&membership)
             && let Some(signature) = &mut self.signature
         {
-            // A run that does not know this member keeps its pages for the grace time, no more.
             let _ = signature.joined(&membership);
             self.told = Some(membership);
         }
+        if self.looked.elapsed() < LOOK_EVERY {
+            return;
+        }
+        self.looked = Instant::now();
         let lost: Vec<_> = pager.backing().lost_servers().collect();
         let changed = Settings::changed_at(&settings.run_dir);
         if lost.is_empty() && changed == self.changed {
