@@ -584,7 +584,7 @@ impl Session {
             if header.bulk_len > 0 {
                 work.outputs.push_back(Output::Drop { link });
             }
-            return Ok(());
+            return if self.gives_up(work, header.status) { Err(Lost::GivenUp) } else { Ok(()) };
         }
         let Some(id) = work.find(number).filter(|id| work.phase(*id) == Phase::Sent) else {
             return breach(Breach::NothingAsked(opcode));
@@ -619,12 +619,11 @@ impl Session {
         if request.carries() && !request.departed && work.rules.keep(Rule::DepartedFirst) {
             return breach(Breach::TooEarly);
         }
-        if self.identity.is_some() && work.rules.keep(Rule::GivenUp) {
-            match header.status {
-                Status::MemberGone | Status::NoSuchLease => return Err(Lost::GivenUp),
-                Status::OverCredit => return breach(Breach::OverCredit),
-                _ => {}
-            }
+        if self.gives_up(work, header.status) {
+            return Err(Lost::GivenUp);
+        }
+        if self.identity.is_some() && header.status == Status::OverCredit {
+            return breach(Breach::OverCredit);
         }
         if header.status == Status::PoolFull && opcode == Opcode::Put && request.ask.other.is_some() {
             self.counts.refused += 1;
@@ -657,6 +656,12 @@ impl Session {
         }
         self.end_request(work, id);
         if self.leaving == Some(number) { Err(Lost::Drained) } else { Ok(()) }
+    }
+
+    /// Whether the server says that it has given this member up.
+    fn gives_up(&self, work: &Work, status: Status) -> bool {
+        let gone = matches!(status, Status::MemberGone | Status::NoSuchLease);
+        gone && self.identity.is_some() && work.rules.keep(Rule::GivenUp)
     }
 
     /// What the server has changed, it has missed no longer, unless others hold it since, where it may have

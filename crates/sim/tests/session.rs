@@ -82,6 +82,12 @@ fn who_refused_gets_what_another_one_takes_later() {
     let _ = run(Plan::from_seed(5198));
 }
 
+/// The answer to a fetch that had gone elsewhere said that the server had given the client up.
+#[test]
+fn who_is_given_up_hears_it_from_any_answer() {
+    let _ = run(Plan::from_seed(19396));
+}
+
 #[test]
 fn a_seed_repeats_its_run() {
     assert_eq!(run(Plan::from_seed(7)), run(Plan::from_seed(7)));
