@@ -376,6 +376,141 @@ def torture_survives_restarts(world, scale):
         check(in_time, f"{number} servers: the program always ended before the last restart")
 
 
+def command(*words):
+    """What a command of rampool says, and its exit code."""
+    done = subprocess.run([rampool_binary(), *map(str, words)], capture_output=True, timeout=90, check=False)
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
+def drained(running, server, by):
+    """Drains a server under a run, which goes on; it ends by itself, and nothing is left there."""
+    if by == "signal":
+        server.process.send_signal(signal.SIGTERM)
+    else:
+        code, said = command("drain", server.address, "--timeout", 60)
+        check(code == 0, f"drain ends with {code}: {said}\n{running.said()}")
+    wait_until("the server has ended", lambda: server.process.poll() is not None, 60)
+    code, said = server.process.returncode, server.said()
+    check(code == 0 and "with clients and their memory" not in said, f"{code}: {running.said()}\n{said}")
+
+
+def comes_to(running, what, condition, seconds=90):
+    """Waits for something that a run does. False: it ended."""
+    wait_until(f"{what}: {running.said()}", lambda: running.ended() or condition(), seconds)
+    return not running.ended()
+
+
+def is_whole(running):
+    """Whether `rampool top` knows the run, and says nothing of missing copies."""
+    code, said = command("top", "--once")
+    lines = [line for line in said.splitlines() if str(running.process.pid) in line.split()]
+    return code == 0 and lines != [] and not any("copies of each" in line for line in lines)
+
+
+def rolls(world, running, servers, rounds):
+    """Each server in turn is drained, ends and is started again, once the run has all copies again. True: the
+    program ran to the last of them."""
+    for round in range(rounds):
+        time.sleep(0.3)
+        if running.ended():
+            return False
+        at = round % len(servers)
+        drained(running, servers[at], ("signal", "command")[round % 2])
+        before = running.said().count(" is back, and")
+        servers[at] = world.serve("900M", "--drain-ms", 15000, listen=servers[at].address, name="again")
+        if not comes_to(running, f"back {round}", lambda: running.said().count(" is back, and") > before, 30):
+            return False
+        if not comes_to(running, f"two copies again, round {round}", lambda: is_whole(running)):
+            return False
+    return True
+
+
+def lent(world, number):
+    return [world.serve("900M", "--drain-ms", 15000, name=f"server{n}") for n in range(number)]
+
+
+def tortured(world, scale, servers, steps, seconds):
+    argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, seconds]
+    running = world.start(argv, local=10 * MIB, servers=servers, options=["--memory", "400M"])
+    running.managed_pids(timeout=60)
+    return running
+
+
+@suite.test()
+def all_servers_are_drained_in_turn(world, scale):
+    """A rolling restart, twice, under threads and forks, every byte checked. Longer until the last one is
+    within the run."""
+    for number in scale.pick((2, 3, 5), (2,)):
+        steps = scale.pick(20000, 40000)
+        for _ in range(5):
+            servers = lent(world, number)
+            running = tortured(world, scale, servers, steps, scale.pick(120, 40))
+            in_time = rolls(world, running, servers, number * scale.pick(2, 1))
+            outcome = running.finish(900)
+            right = outcome.code == 0 and outcome.faults() > 0
+            check(right, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
+            scale.note(f"{number} servers, {steps} steps: {outcome.wall:.1f} s, in time: {in_time}")
+            if in_time:
+                break
+            steps *= 3
+        check(in_time, f"{number} servers: the program always ended before the last one")
+
+
+@suite.test()
+def a_third_server_takes_the_place_of_a_lost_one(world, scale):
+    """And gives it back. Then any one may be lost, two of three in all."""
+    for how in scale.pick(("killed", "stopped"), ("killed",)):
+        servers = lent(world, 3)
+        running = steady(world, servers)
+        hurt(servers[0], how)
+        comes_to(running, "two copies again", lambda: AGAIN in running.said())
+        check("take the place of" in running.said(), f"no line says so: {running.said()}")
+        if how == "killed":
+            servers[0] = world.serve("900M", listen=servers[0].address, name="again")
+            comes_to(running, "back", lambda: " is back, and" in running.said(), 30)
+            comes_to(running, "whole", lambda: is_whole(running))
+        any_one_can_be_lost(running, servers if how == "killed" else servers[1:], scale)
+
+
+@suite.test(reduced=False)
+def two_of_three_servers_are_lost_one_after_the_other(world, scale):
+    """Once others have taken the place of the first one, the second may go, too, under threads and forks."""
+    for steps in (60000, 240000, 960000):
+        servers = lent(world, 3)
+        running = tortured(world, scale, servers, steps, 60)
+        servers[0].kill()
+        in_time = comes_to(running, "two copies again", lambda: AGAIN in running.said())
+        servers[1].kill()
+        outcome = running.finish(900)
+        right = outcome.code == 0 and outcome.faults() > 0
+        check(right, f"it ends with {outcome.code}: {outcome.said()}")
+        if in_time:
+            return
+    check(False, "the program always ended before")
+
+
+@suite.test(reduced=False)
+def servers_that_drain_or_fill_up_are_killed(world, scale):
+    """A server is killed while it drains, or another one; then the run is given one more."""
+    for victim in (0, 1, 0, 1):
+        servers = lent(world, 3)
+        running = steady(world, servers, mib=48)
+        servers[0].process.send_signal(signal.SIGTERM)
+        time.sleep(random.Random(scale.seed + victim).random() * 0.05)
+        servers[victim].kill()
+        time.sleep(2)
+        check(not running.ended(), f"server {victim} killed while the first drains: {running.said()}")
+        grown = world.serve("900M", name="grown")
+        code, said = command("grow", running.process.pid, "--server", grown.address)
+        check(code == 0, f"grow ends with {code}: {said}\n{running.said()}")
+        comes_to(running, "whole", lambda: is_whole(running))
+        wait_until("a lease at the new server", lambda: free_bytes(grown.address) < 900 * MIB, 10)
+        left = [server for server in (*servers[1:], grown) if server is not servers[victim]]
+        any_one_can_be_lost(running, left, scale)
+    code, said = command("grow", 1, "--server", grown.address)
+    check(code == 125 and "no run 1" in said, f"grow of no run ends with {code}: {said}")
+
+
 # Sorts, and compares, until it is told to end.
 SORTS = 'while [ ! -e "$1" ]; do sort -S 4G --parallel=2 "$2" | cmp - "$3" || exit 1; echo sorted; done'
 

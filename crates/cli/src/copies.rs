@@ -26,7 +26,9 @@ pub fn lacking(
 ) -> Option<Lacking> {
     let lacking: u64 = processes.iter().map(|process| process.lacking_pages).sum();
     let mask = processes.iter().fold(0, |mask, process| mask | process.lost_mask);
-    if copies < 2 || lacking == 0 && mask == 0 {
+    // Others may have taken the place of a server that is not there.
+    let stored = processes.iter().any(|process| process.stored_pages > 0);
+    if copies < 2 || lacking == 0 && (mask == 0 || stored) {
         return None;
     }
     let bytes = ByteLen(lacking * OS_PAGE_BYTES as u64);
@@ -62,6 +64,7 @@ mod tests {
             |processes: &[StatsSnapshot]| lacking(2, ["a:1", "b:2"].map(String::from).into_iter(), processes);
         let said = |processes: &[StatsSnapshot]| of(processes).map(|lacking| lacking.said);
         assert_eq!(said(&[process(2048, 0, 0)]), None);
+        assert_eq!(said(&[process(2048, 0, 2)]), None, "others have taken its place");
         assert!(lacking(1, std::iter::empty(), &[process(2048, 5, 0)]).is_none());
         assert_eq!(of(&[process(1024, 512, 0), process(1024, 256, 2)]).unwrap().pages, 768);
         let refilling = said(&[process(1024, 512, 0), process(1024, 256, 0)]).unwrap();

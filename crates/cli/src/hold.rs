@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<i32> {
             return Err(error);
         }
     };
-    let mut redundancy = Redundancy::new(settings);
+    let mut redundancy = Redundancy::new(settings, &mut pool);
     wait(&watched, &mut pool, &mut redundancy, &registry, &mut fork_fallback)?;
     caretaker::end(
         pool,

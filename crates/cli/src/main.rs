@@ -19,9 +19,11 @@ mod available;
 mod copies;
 mod dlmm_server;
 mod doctor;
+mod drain;
 mod end_signals;
 mod example;
 mod generate;
+mod grow;
 mod hold;
 mod key;
 mod launch;
@@ -65,6 +67,8 @@ enum Command {
     /// Predict how long a parallel program would take on another network
     Predict(other_binary::Args),
     Status(status::Args),
+    Drain(drain::Args),
+    Grow(grow::Args),
     Top(top::Args),
     Doctor(doctor::Args),
     /// Measure rampool and compare it with alternatives
@@ -131,6 +135,8 @@ fn command() -> ! {
         Command::Plot(args) => other_binary::become_it("plot", &args),
         Command::Predict(args) => other_binary::become_it("predict", &args),
         Command::Status(args) => status::run(&args),
+        Command::Drain(args) => drain::run(&args),
+        Command::Grow(args) => grow::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Key(args) => key::run(&args),

@@ -223,7 +223,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some((started, args.options.local));
     let mut later = caretaker::Later::than(process.cast_unsigned());
-    let mut redundancy = Redundancy::new(settings);
+    let mut redundancy = Redundancy::new(settings, &mut pool);
     let Ended { status, most_resident } = wait(
         &mut later,
         &mut pool,

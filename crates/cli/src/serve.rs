@@ -118,8 +118,8 @@ pub fn run(args: Args) -> Result<i32> {
             (Some(signal), _) => break signal,
             (None, _) => {}
         }
-        if settings.until_stdin_closes && stdin_is_closed() {
-            tracing::info!("standard input is closed: the process that started this server has ended");
+        if let Some(why) = ends_by_itself(&server, settings.until_stdin_closes) {
+            tracing::info!("{why}");
             return Ok(0);
         }
         if server.is_broken() {
@@ -135,6 +135,15 @@ pub fn run(args: Args) -> Result<i32> {
         }
     };
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+}
+
+/// Why a server ends that was sent no signal.
+fn ends_by_itself(server: &RunningServer, until_stdin_closes: bool) -> Option<&'static str> {
+    if server.is_drained() {
+        return Some("drained: the last client has left");
+    }
+    let closed = until_stdin_closes && stdin_is_closed();
+    closed.then_some("standard input is closed: the process that started this server has ended")
 }
 
 /// A file below this directory that is on a disk and has no name.
@@ -201,6 +210,7 @@ fn drain(server: RunningServer, signals: &EndSignals, signal: i32, timeout: Dura
     tracing::info!(signal, ?timeout, "stopping when the clients have left; a second signal stops at once");
     // Tells systemd as soon as possible. Without systemd this does nothing.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let observer = server.observer();
     let draining =
         std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(timeout))?;
     while !draining.is_finished() {
@@ -209,8 +219,16 @@ fn drain(server: RunningServer, signals: &EndSignals, signal: i32, timeout: Dura
             return Ok(1);
         }
     }
-    draining.join().ok().context("cannot stop the server")?;
-    tracing::info!("stopped");
+    if draining.join().ok().context("cannot stop the server")? {
+        tracing::info!("stopped: all clients have left");
+    } else {
+        let left = observer.status();
+        tracing::warn!(
+            clients = left.leases.len(),
+            bytes = left.lent_bytes,
+            "stopped with clients and their memory"
+        );
+    }
     Ok(0)
 }
 

@@ -1383,6 +1383,8 @@ impl Direct {
             PoolEvent::Failed { token, error } => (token, Err(error.into())),
             PoolEvent::Lost { .. }
             | PoolEvent::Degraded { .. }
+            | PoolEvent::Holds { .. }
+            | PoolEvent::Drained { .. }
             | PoolEvent::Absent { .. }
             | PoolEvent::Returned { .. }
             | PoolEvent::CaughtUp { .. }

@@ -122,6 +122,9 @@ pub enum LostReason {
         "it does not know this client any more: it was restarted, or gave the client up and freed its pages"
     )]
     GivenUp,
+    /// It was told to stop, and nothing of this client is left there.
+    #[error("it drains")]
+    Drained,
 }
 
 /// What was being done with a server when something went wrong.

@@ -122,13 +122,19 @@ pub enum PoolEvent {
     Returned { server: ServerIndex, name: String, missed_pages: u64 },
     /// It has all of its pages again.
     CaughtUp { server: ServerIndex, name: String },
-    /// A server was told to stop and does so after `left`.
+    /// Other servers hold the pages of this one from now on, and get them; or it holds its own again. Who
+    /// leases looks for room ([`Pool::fit_lease`]).
+    Holds { server: ServerIndex, name: String, out: bool },
+    /// A server that drains has nothing of this pool any more.
+    Drained { server: ServerIndex, name: String },
+    /// A server was told to stop and does so after `left`. With two copies, its pages move to others.
     Draining { server: ServerIndex, name: String, left: Duration },
 }
 
 /// A client's connections to all servers of a pool, and its lease there.
 pub struct Pool {
     shell: Shell,
+    /// Where the regions of the direct view lie, which stay where they are.
     placement: Placement,
     /// `None` once it was freed.
     regions: Vec<Option<Names>>,
@@ -366,7 +372,10 @@ impl Pool {
         let spared = ticket.copies > 1;
         let mut troubles: Vec<(usize, ConnectError)> = Vec::new();
         for (i, part) in ticket.parts.iter().enumerate() {
-            let inherited = spared && config.without.get(i) == Some(&true);
+            let inherited = spared && config.without.get(i).is_some_and(|of| of.at_first);
+            if i >= ticket.first() {
+                break;
+            }
             let added = if inherited || !part.is_leased() {
                 Err(pool.lost_to_parent(part))
             } else {
@@ -385,10 +394,15 @@ impl Pool {
             pool.leased.push(0);
         }
         pool.use_placement(ticket.placement()?);
+        for part in &ticket.parts[ticket.first()..] {
+            pool.add_later(part, config.op_deadline);
+        }
         for (i, _) in ticket.parts.iter().enumerate().filter(|(_, part)| !part.is_leased()) {
             pool.has_no_lease(i);
         }
-        for (i, part) in ticket.parts.iter().enumerate() {
+        let out: Vec<bool> = config.without.iter().map(|of| of.out).collect();
+        pool.shell.client.begin_without(&out);
+        for (i, part) in ticket.parts.iter().enumerate().take(ticket.first()) {
             if troubles.iter().any(|(missing, _)| *missing == i) {
                 continue;
             }
@@ -407,24 +421,33 @@ impl Pool {
                 Err(error) => return Err(error),
             }
         }
-        // What those lease now that cannot be asked, if it grew with the others.
+        pool.do_without_some(ticket, troubles)
+    }
+
+    /// The pool, if what is left has all pages. What those lease now that cannot be asked, if it grew with
+    /// the others.
+    fn do_without_some(
+        mut self,
+        ticket: &LeaseTicket,
+        troubles: Vec<(usize, ConnectError)>,
+    ) -> Result<Self, ConnectError> {
         let lent = |part: &LeasePart| part.server.memory.unwrap_or_default().0;
         let (now, first) = ticket
             .parts
             .iter()
-            .zip(&pool.leased)
+            .zip(&self.leased)
             .filter(|(_, leased)| **leased > 0)
             .fold((0u128, 0u128), |(now, first), (part, leased)| {
                 (now + u128::from(*leased), first + u128::from(lent(part)))
             });
         for (i, error) in troubles {
             let share = u128::from(lent(&ticket.parts[i])) * now / first.max(1);
-            pool.leased[i] = u64::try_from(share).unwrap_or(u64::MAX);
-            if !pool.shell.client.has_all_pages() {
+            self.leased[i] = u64::try_from(share).unwrap_or(u64::MAX);
+            if !self.shell.client.has_all_pages() {
                 return Err(error);
             }
         }
-        Ok(pool)
+        Ok(self)
     }
 
     /// There is no lease at this server yet; whoever owns that of the others opens one.
@@ -481,6 +504,20 @@ impl Pool {
         self.placement = placement;
     }
 
+    /// A server that comes later than the others. It is used once it can be reached.
+    fn add_later(&mut self, part: &LeasePart, op_deadline: Duration) -> ServerIndex {
+        let lent = part.server.memory.unwrap_or_default();
+        let now = self.shell.time(Instant::now());
+        let index = self.shell.client.grow(op_deadline, now, lent.pages());
+        let mut server = Server::absent(index, part.server.endpoint.to_string());
+        let place = later_place(&self.reach, part, &self.name);
+        (server.place, server.is_away, server.is_renewed) = (place.map(Box::new), true, true);
+        self.shell.servers.push(server);
+        self.leased.truncate(index.as_usize());
+        self.leased.push(lent.0);
+        index
+    }
+
     /// Becomes a member of a lease on one server.
     fn join(
         &mut self,
@@ -510,6 +547,7 @@ impl Pool {
                 stripe_pages: config.stripe_pages,
                 copies: 1,
                 backup: false,
+                later: 0,
                 parts: Vec::new(),
             },
             leased: Vec::new(),
@@ -756,10 +794,12 @@ impl Pool {
         }
         // Where one of the two has joined a server anew, and the other one has not, there is nothing to take
         // over.
-        let names = ticket.names_at(&self.ticket.parts);
-        if names.len() != self.server_count() {
+        let mut names = ticket.names_at(&self.ticket.parts);
+        if names.len() > self.server_count() {
             return Err(PoolError::NoSuchRegion);
         }
+        // It knows nothing of servers that came later.
+        names.resize(self.server_count(), RegionId(0));
         let mut replies = self.ask_all(Opcode::AdoptRegion, &names, &vec![0; self.server_count()], &[])?;
         if self.ticket.copies > 1 {
             // A server that does not have it any more gets it anew.
@@ -818,6 +858,7 @@ impl Pool {
             .into_iter()
             .map(|pages| ByteLen::from_pages(pages).0)
             .collect();
+        let shares = self.fitting(&shares);
         let nothing = vec![RegionId(0); self.server_count()];
         let replies = self.ask_all(Opcode::ResizeLease, &nothing, &shares, &[])?;
         let Err(error) = self.each_ok(&replies, Operation::ResizeLease) else {
@@ -833,6 +874,125 @@ impl Pool {
             PoolError::Refused { server, free, .. } => PoolError::Refused { server, wanted: bytes, free },
             other => other,
         })
+    }
+
+    /// How much is to be leased on each server, as of what each one was to hold at first, if that is so much.
+    /// One that is out keeps what it has.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn fitting(&self, shares: &[u64]) -> Vec<u64> {
+        let part = |server: ServerIndex, share: u64| {
+            let before = self.placement.part(server);
+            let now = self.view().part(server);
+            let leased = self.leased[server.as_usize()];
+            match (self.shell.client.is_out(server), before > 0.0) {
+                (true, _) => leased,
+                (false, true) if now > before => (share as f64 * now / before) as u64,
+                (false, true) => share,
+                (false, false) => leased.max(share),
+            }
+        };
+        let shares = shares.iter().zip(&self.shell.servers);
+        shares
+            .map(|(share, server)| part(server.index, *share))
+            .map(|bytes| bytes.div_ceil(4096) * 4096)
+            .collect()
+    }
+
+    /// Leases what servers need that take the place of others. For who owns the lease. Blocks until all
+    /// servers have answered. Where one has no room for all of it, it gets what is free: its name, how much
+    /// is needed, and what it is.
+    ///
+    /// # Errors
+    /// [`PoolError`].
+    pub fn fit_lease(&mut self) -> Result<Vec<(String, ByteLen, ByteLen)>, PoolError> {
+        let lent: Vec<u64> =
+            self.ticket.parts.iter().map(|part| part.server.memory.unwrap_or_default().0).collect();
+        let mut wanted: Vec<u64> = self.fitting(&lent);
+        wanted.iter_mut().zip(&self.leased).for_each(|(wanted, leased)| *wanted = (*wanted).max(*leased));
+        let nothing = vec![RegionId(0); self.server_count()];
+        let mut short = Vec::new();
+        for round in 0..2 {
+            if wanted == self.leased {
+                break;
+            }
+            let replies = self.ask_all(Opcode::ResizeLease, &nothing, &wanted, &[])?;
+            for (index, reply) in replies.iter().enumerate() {
+                match reply {
+                    Ok(reply) if reply.status == Status::LeaseRefused => {
+                        let most = self.leased[index] + reply.arg / 4096 * 4096;
+                        if round == 0 {
+                            let name = self.shell.servers[index].name.clone();
+                            short.push((name, ByteLen(wanted[index]), ByteLen(most)));
+                        }
+                        wanted[index] = most;
+                    }
+                    Ok(reply) if reply.status == Status::Ok => self.leased[index] = wanted[index],
+                    _ => wanted[index] = self.leased[index],
+                }
+            }
+        }
+        Ok(short)
+    }
+
+    /// From now on this pool stays at servers that drain, or not. Who owns the lease stays until the
+    /// processes that use it have left: it dismisses those that end.
+    pub fn stay(&mut self, stays: bool) {
+        self.shell.client.stay(stays);
+    }
+
+    /// Which servers drain, and have not been left, by [`ServerIndex`].
+    pub fn draining_servers(&self) -> impl Iterator<Item = ServerIndex> {
+        let sessions = self.shell.client.sessions().zip(&self.shell.servers);
+        sessions.filter(|(of, _)| of.is_draining() && of.takes_part()).map(|(_, server)| server.index)
+    }
+
+    /// Which servers hold no pages for now, by [`ServerIndex`].
+    #[must_use]
+    pub fn servers_out(&self) -> Vec<bool> {
+        self.shell.servers.iter().map(|server| self.shell.client.is_out(server.index)).collect()
+    }
+
+    /// Whether each page has all of its copies, as soon as servers that are there have what they lack.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let is_away = |server: ServerIndex| !self.shell.servers[server.as_usize()].is_there();
+        let copies = self.view().copies_without(is_away);
+        copies + 1e-9 >= f64::from(self.ticket.copies)
+    }
+
+    /// Leases memory of one more server, for the processes of [`Pool::lease_ticket`] as well. `server` may
+    /// say how much; else it is as much as the others lend. Does not block; the server is used when it is
+    /// there. False: pages have one copy, or the server is one of them.
+    pub fn grow(&mut self, server: &ServerSpec) -> bool {
+        let endpoint = in_numbers(&server.endpoint);
+        if self.ticket.copies < 2 || self.ticket.servers().any(|of| of.endpoint == endpoint) {
+            return false;
+        }
+        let lent: Vec<u64> =
+            self.ticket.parts.iter().map(|part| part.server.memory.unwrap_or_default().0).collect();
+        let memory = server.memory.unwrap_or(ByteLen(lent.iter().max().copied().unwrap_or_default()));
+        let part = no_part(ServerSpec { endpoint, memory: Some(memory) });
+        self.ticket.later += 1;
+        self.ticket.parts.push(part.clone());
+        let deadline =
+            self.shell.client.sessions().next().map_or(Duration::ZERO, |session| session.op_deadline());
+        let index = self.add_later(&part, deadline).as_usize();
+        self.has_no_lease(index);
+        self.lease_anew(ServerIndex(u16::try_from(index).expect("it was added")))
+    }
+
+    /// Uses the servers that a newer ticket of the same lease has in addition.
+    pub fn grow_to(&mut self, ticket: &LeaseTicket) {
+        for part in ticket.parts.iter().skip(self.ticket.parts.len()).take_while(|part| part.is_leased()) {
+            let deadline =
+                self.shell.client.sessions().next().map_or(Duration::ZERO, |session| session.op_deadline());
+            self.ticket.later += 1;
+            self.ticket.parts.push(part.clone());
+            self.add_later(part, deadline);
+            for names in self.regions.iter_mut().flatten() {
+                names.ids.push(RegionId(0));
+            }
+        }
     }
 
     /// The bytes leased on one server.
@@ -943,7 +1103,7 @@ impl Pool {
         self.shell.discarded(region, extent);
         let time = self.shell.time(Instant::now());
         let (client, bodies, _) = self.shell.parts();
-        client.discard_pages(time, &self.placement, region.0, extent, |request, extent| {
+        client.discard_pages(time, region.0, extent, |request, extent| {
             fresh(bodies, request).extents.push(extent);
         });
     }
@@ -1007,13 +1167,18 @@ impl Pool {
     /// The server that holds a page, or the first of two.
     #[must_use]
     pub fn holder(&self, page: PageIndex) -> ServerIndex {
-        self.placement.holder(page)
+        self.view().holder(page)
     }
 
     /// All servers that hold a page as long as none is lost.
     #[must_use]
     pub fn holders(&self, page: PageIndex) -> Holders {
-        self.placement.holders(page)
+        self.view().holders(page)
+    }
+
+    /// Where pages lie now.
+    fn view(&self) -> &Placement {
+        self.shell.client.placement()
     }
 
     /// Fetches and stores whose event has not been returned.
@@ -1027,6 +1192,8 @@ impl Pool {
                     | PoolEvent::Absent { .. }
                     | PoolEvent::Returned { .. }
                     | PoolEvent::CaughtUp { .. }
+                    | PoolEvent::Holds { .. }
+                    | PoolEvent::Drained { .. }
                     | PoolEvent::Draining { .. }
             )
         };
@@ -1059,12 +1226,11 @@ impl Pool {
     fn lacking_pages(&self, stored: u64) -> u64 {
         let of = |server: &Server| match server.is_there() {
             true => self.shell.client.missed_pages(server.index).0,
-            false => {
-                let copies = self.placement.copies_without(|of| of == server.index);
-                (stored as f64 * (f64::from(self.ticket.copies) - copies)) as u64
-            }
+            false => (stored as f64 * self.view().part(server.index)) as u64,
         };
-        self.shell.servers.iter().map(of).sum()
+        let held = self.view().copies_without(|_| false);
+        let without_place = (stored as f64 * (f64::from(self.ticket.copies) - held)) as u64;
+        self.shell.servers.iter().map(of).sum::<u64>() + without_place
     }
 
     #[must_use]
@@ -1112,7 +1278,7 @@ impl Pool {
         let is_out = |server: ServerIndex| !self.shell.servers[server.as_usize()].is_there();
         let (_, stored) = self.shell.client.missed_pages(ServerIndex(0));
         let copies_left = match stored {
-            0 => self.placement.copies_without(is_out),
+            0 => self.view().copies_without(is_out),
             _ => f64::from(self.ticket.copies) - self.lacking_pages(stored) as f64 / stored as f64,
         };
         PoolStats { copies: self.ticket.copies, copies_left, servers: servers.collect() }
@@ -1257,11 +1423,11 @@ impl Pool {
             {
                 places.entry(region).or_default().changing(stamp, extent);
             }
-            client.submit_pages(time, &self.placement, pages, extent, |part| {
+            client.submit_pages(time, pages, extent, |part| {
                 fill(bodies, part, memory, of);
             });
         }
-        client.close_pages(&self.placement, pages, |part| {
+        client.close_pages(pages, |part| {
             fill(bodies, part, std::ptr::null_mut(), of);
         });
         self.shell.sealed(op, now);
@@ -1470,6 +1636,11 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// The part of a lease at a server that has granted nothing yet.
+fn no_part(server: ServerSpec) -> LeasePart {
+    LeasePart { server, lease: LeaseId(0), token: LeaseToken([0; 16]) }
 }
 
 /// What a server that is down has granted: a share of a lease that is not there yet.

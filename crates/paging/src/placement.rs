@@ -22,6 +22,10 @@
 //! Or the last server is a *backup* ([`Placement::with_backup`]): it has the copy of each page and is the
 //! home of none, so that it is read only where the home is lost.
 //!
+//! Where a server is out ([`Placement::without`]), the others take its part of each stripe, as much as they
+//! lend; where one comes in addition ([`Placement::with`]), it takes its share of stripes from all others.
+//! What neither concerns stays where it is, and who knows which servers are out computes the same places.
+//!
 //! It never knows whether a server is alive, never moves a page, and never looks at bytes.
 
 use rampool_wire::units::{Extent, PageIndex};
@@ -80,6 +84,11 @@ impl Holders {
     pub fn iter(self) -> impl Iterator<Item = ServerIndex> {
         [Some(self.home), self.copy].into_iter().flatten()
     }
+
+    #[must_use]
+    pub fn has(self, server: ServerIndex) -> bool {
+        self.home == server || self.copy == Some(server)
+    }
 }
 
 /// A number for stripes with the same holders ([`Placement::pairs`]).
@@ -102,6 +111,8 @@ pub struct Placement {
     /// By [`Group`].
     pairs: Vec<Holders>,
     stripe_shift: u32,
+    /// What servers can take over, by server. A backup takes over nothing.
+    weights: Vec<u64>,
 }
 
 impl Placement {
@@ -128,7 +139,7 @@ impl Placement {
             2 => with_copies(&counts)?,
             more => return Err(PlacementError::BadCopies(more)),
         };
-        Ok(Self::of(&holders, stripe_pages))
+        Ok(Self::of(&holders, stripe_pages, weights.to_vec()))
     }
 
     /// As [`Placement::new`] with one copy on all servers but the last, which has the other copy of each
@@ -141,10 +152,90 @@ impl Placement {
         let copy = Some(ServerIndex(others.len() as u16));
         let holders: Vec<Holders> =
             one.slots.iter().map(|slot| Holders { home: slot.holders.home, copy }).collect();
-        Ok(Self::of(&holders, stripe_pages))
+        Ok(Self::of(&holders, stripe_pages, [others, &[0]].concat()))
     }
 
-    fn of(holders: &[Holders], stripe_pages: u32) -> Self {
+    /// The same without some servers: each of their parts has the other server that has least for what it
+    /// lends. A stripe has one holder where there is no other, and those that it had where there is none.
+    #[must_use]
+    pub fn without(&self, out: impl Fn(ServerIndex) -> bool) -> Self {
+        let mut loads = self.loads();
+        let mut place = |not: Option<ServerIndex>| {
+            let may = |of: &usize| {
+                self.weights[*of] > 0 && index(*of).is_some_and(|of| !out(of) && Some(of) != not)
+            };
+            let load = |of: &usize| (loads[*of] + 1) as f64 / self.weights[*of] as f64;
+            let found = (0..self.weights.len()).filter(may).min_by(|a, b| load(a).total_cmp(&load(b)))?;
+            loads[found] += 1;
+            index(found)
+        };
+        let mut holders = Vec::with_capacity(self.slots.len());
+        for Slot { holders: all, .. } in &self.slots {
+            let stays = |of: &ServerIndex| !out(*of);
+            let copy = all.copy.filter(stays);
+            let home = Some(all.home).filter(stays).or_else(|| place(copy));
+            let copy = copy.or_else(|| all.copy.and_then(|_| place(home)));
+            holders.push(match (home, copy) {
+                (Some(home), copy) | (None, copy @ Some(home)) => {
+                    Holders { home, copy: copy.filter(|copy| *copy != home) }
+                }
+                (None, None) => *all,
+            });
+        }
+        Self::of(&holders, self.stripe_pages(), self.weights.clone())
+    }
+
+    /// The same with one more server, which lends so much: it takes its share from those that have most.
+    #[must_use]
+    pub fn with(&self, server: ServerIndex, weight: u64) -> Self {
+        let mut weights = self.weights.clone();
+        weights.resize(weights.len().max(server.as_usize() + 1), 0);
+        weights[server.as_usize()] = weight;
+        let wanted = weights.iter().filter(|weight| **weight > 0).count() * SLOTS_PER_SERVER;
+        let rounds = wanted.min(MOST_SLOTS_WITH_COPIES).div_ceil(self.slots.len());
+        let mut holders: Vec<Holders> = Vec::new();
+        (0..rounds).for_each(|_| holders.extend(self.slots.iter().map(|slot| slot.holders)));
+        let mut loads = self.loads();
+        loads.iter_mut().for_each(|load| *load *= rounds as u64);
+        let parts: u64 =
+            { loads.iter().zip(&weights) }.filter(|(_, weight)| **weight > 0).map(|(load, _)| *load).sum();
+        let (slots, mut left) = (holders.len() as u64, apportion(parts, &weights)[server.as_usize()]);
+        left = left.min(slots);
+        let load = |loads: &[u64], of: ServerIndex| match weights[of.as_usize()] {
+            0 => 0.0,
+            weight => loads[of.as_usize()] as f64 / weight as f64,
+        };
+        let mut credit = 0;
+        for Holders { home, copy } in &mut holders {
+            credit += left;
+            if credit < slots {
+                continue;
+            }
+            credit -= slots;
+            let from = match copy {
+                Some(copy) if load(&loads, *copy) > load(&loads, *home) => copy,
+                _ => home,
+            };
+            loads[from.as_usize()] -= 1;
+            *from = server;
+        }
+        Self::of(&holders, self.stripe_pages(), weights)
+    }
+
+    /// How many parts of slots each server has.
+    fn loads(&self) -> Vec<u64> {
+        let mut loads = vec![0; self.weights.len()];
+        self.slots.iter().flat_map(|slot| slot.holders.iter()).for_each(|of| loads[of.as_usize()] += 1);
+        loads
+    }
+
+    /// How many copies of a page the server has on average.
+    #[must_use]
+    pub fn part(&self, server: ServerIndex) -> f64 {
+        self.copies_without(|_| false) - self.copies_without(|of| of == server)
+    }
+
+    fn of(holders: &[Holders], stripe_pages: u32, weights: Vec<u64>) -> Self {
         let mut pairs: Vec<Holders> = holders.to_vec();
         pairs.sort_unstable();
         pairs.dedup();
@@ -153,7 +244,7 @@ impl Placement {
             Group(u16::try_from(at).expect("fewer pairs than the table of copies has slots"))
         };
         let slots = holders.iter().map(|holders| Slot { holders: *holders, group: group(holders) }).collect();
-        Self { slots, pairs, stripe_shift: stripe_pages.trailing_zeros() }
+        Self { slots, pairs, stripe_shift: stripe_pages.trailing_zeros(), weights }
     }
 
     /// The home of `page`.
@@ -181,6 +272,12 @@ impl Placement {
         left.count() as f64 / self.slots.len() as f64
     }
 
+    /// The first page behind this one whose holders may be others.
+    #[must_use]
+    pub fn same_holders(&self, page: PageIndex) -> PageIndex {
+        PageIndex((page.0 | (u64::from(self.stripe_pages()) - 1)).saturating_add(1))
+    }
+
     fn slot(&self, page: PageIndex) -> &Slot {
         let stripe = page.0 >> self.stripe_shift;
         let slots = self.slots.len() as u64;
@@ -206,6 +303,11 @@ impl Placement {
     pub fn stripe_pages(&self) -> u32 {
         1 << self.stripe_shift
     }
+}
+
+/// No placement has more servers than fit.
+fn index(server: usize) -> Option<ServerIndex> {
+    u16::try_from(server).ok().map(ServerIndex)
 }
 
 /// The pieces of an extent, from [`Placement::split`] or [`Placement::split_groups`].
@@ -520,6 +622,49 @@ mod tests {
         assert_eq!(share_copies(12, 2, &[named(30), named(12)]), Ok(vec![12, 12]));
         assert_eq!(share_copies(12, 2, &[none]), Err(Shortage { missing: 6 }));
         assert_eq!(share_copies(12, 2, &[free(8), none]), Err(Shortage { missing: 2 }));
+    }
+
+    #[test]
+    fn others_take_the_place_of_a_server_and_give_it_back() {
+        let base = Placement::new(&[5, 5, 5, 5], 1, 2).unwrap();
+        let out = |server: ServerIndex| server.0 == 1;
+        let view = base.without(out);
+        for n in 0..12 {
+            let (before, now) = (base.holders(page(n)), view.holders(page(n)));
+            let stays = before.iter().filter(|of| !out(*of)).all(|of| now.iter().any(|now| now == of));
+            assert!(stays && now.iter().count() == 2 && !now.iter().any(out), "{before:?} {now:?}");
+        }
+        assert_eq!(view.loads(), [8, 0, 8, 8], "the others share it alike");
+        assert_eq!(base.without(|_| false), base);
+        let one = Placement::new(&[5, 5], 1, 2).unwrap().without(out);
+        assert_eq!(one.pairs(), [Holders { home: ServerIndex(0), copy: None }]);
+        assert_eq!(one.without(|_| true), one, "the last one stays");
+        let backup = Placement::with_backup(&[3, 3, 3], 4).unwrap();
+        let (alone, none) = (backup.without(out), backup.without(|of| of.0 < 2));
+        assert_eq!(alone.pairs(), [Holders { home: ServerIndex(0), copy: Some(ServerIndex(2)) }]);
+        assert_eq!(none.pairs(), [Holders { home: ServerIndex(2), copy: None }]);
+        assert!((none.part(ServerIndex(2)) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn one_more_server_takes_its_share_and_no_more_moves() {
+        for (base, loads) in [
+            (Placement::new(&[5, 5], 1, 2).unwrap(), [128, 128, 128]),
+            (Placement::new(&[10], 1, 1).unwrap(), [86, 0, 42]),
+            (Placement::with_backup(&[10, 9], 4).unwrap(), [86, 128, 42]),
+        ] {
+            let weight = 5;
+            let now = base.with(ServerIndex(2), weight);
+            let moved = |(first, of): (u64, &Slot)| {
+                let before = base.slots[usize::try_from(first).unwrap() % base.slots.len()].holders;
+                of.holders.iter().filter(|of| !before.iter().any(|was| was == *of)).count()
+            };
+            let moved: usize = (0..).zip(&now.slots).map(moved).sum();
+            assert_eq!(moved as u64, now.loads()[2]);
+            let scaled: Vec<u64> =
+                now.loads().iter().map(|load| load * 192 / now.slots.len() as u64).collect();
+            assert!(scaled.iter().zip(loads).all(|(is, was)| is.abs_diff(was) <= was / 2 + 1), "{scaled:?}");
+        }
     }
 
     proptest! {

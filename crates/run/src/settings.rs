@@ -1,14 +1,16 @@
 //! What `rampool run` tells the agent inside the programs that it starts.
 //!
 //! One file, `settings`, in a directory that only its owner can read; the environment variable
-//! [`RUN_DIR_VARIABLE`] names the directory. The text is `name = value`, a line each. It changes when a server that was
-//! lost is leased anew: processes that have lost one look there. The file `silent` has a byte for each server. Every process of the
-//! run publishes its counters there as `PID.stats`, and its last words as `PID.lost`.
+//! [`RUN_DIR_VARIABLE`] names the directory. The text is `name = value`, a line each. It changes when a
+//! server that was lost is leased anew, or one comes in addition: processes look there. The file `silent` has
+//! a byte for each server. Every process of the run publishes its counters there as `PID.stats`, and its last
+//! words as `PID.lost`.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::SystemTime;
 
 use rampool_kernel::probe::FaultMode;
 use rampool_wire::session::Encryption;
@@ -162,6 +164,12 @@ impl Settings {
     #[must_use]
     pub fn awake_path(run_dir: &Path) -> PathBuf {
         run_dir.join("awake")
+    }
+
+    /// When the file was written last.
+    #[must_use]
+    pub fn changed_at(run_dir: &Path) -> Option<SystemTime> {
+        std::fs::metadata(Self::path(run_dir)).ok()?.modified().ok()
     }
 
     /// Says which servers are silent, as far as the run's processes know, so that new ones do not wait for them.

@@ -44,7 +44,7 @@ pub mod threadless;
 mod unauthenticated;
 
 pub use config::{ServerConfig, StartError, StoreKind};
-pub use query::{QueryError, query_status};
+pub use query::{QueryError, ask_to_drain, query_status};
 pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus, TenantStatus};
 
 use crate::block::Blocks;
@@ -216,13 +216,22 @@ impl RunningServer {
     /// Tells the clients that the server stops, grants no new leases, waits until every member has left or
     /// `timeout` is over, then stops. Until then leases are served as before: their processes fork, and
     /// reconnect when a connection breaks.
-    pub fn drain(self, timeout: Duration) {
+    ///
+    /// True: the last one has left. False: some have memory here still.
+    pub fn drain(self, timeout: Duration) -> bool {
         self.shared.start_draining(timeout);
         self.blocks.wake_all();
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline && self.has_members() {
             std::thread::sleep(Duration::from_millis(5).min(timeout));
         }
+        !self.has_members()
+    }
+
+    /// Whether the server was asked to drain, and the last member has left.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.shared.draining() && !self.has_members()
     }
 
     /// A member whose connection broke counts for as long as it may come back.

@@ -1,4 +1,4 @@
-//! Asking a server for its status, from outside.
+//! Asking a server for its status, or to drain, from outside.
 
 use super::status::ServerStatus;
 use rampool_net::transport::{
@@ -13,11 +13,11 @@ use std::time::Instant;
 pub enum QueryError {
     #[error("cannot reach {endpoint}: {source}")]
     Handshake { endpoint: Endpoint, source: HandshakeError },
-    #[error("lost {endpoint} while it told its status: {source}")]
+    #[error("lost {endpoint} before it answered: {source}")]
     Link { endpoint: Endpoint, source: LinkError },
-    #[error("{endpoint} did not tell its status in time")]
+    #[error("{endpoint} did not answer in time")]
     TimedOut { endpoint: Endpoint },
-    #[error("{endpoint} did not tell its status: {message}")]
+    #[error("{endpoint} refuses: {message}")]
     Refused { endpoint: Endpoint, message: String },
     #[error("{endpoint} told its status in a form this tool does not understand: {source}")]
     Malformed { endpoint: Endpoint, source: serde_json::Error },
@@ -32,18 +32,37 @@ pub fn query_status(
     policy: LocalPolicy,
     deadline: Instant,
 ) -> Result<ServerStatus, QueryError> {
+    let bytes = ask(endpoint, policy, Opcode::Status, deadline)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|source| QueryError::Malformed { endpoint: endpoint.clone(), source })
+}
+
+/// Asks a server to drain: it grants no new leases, its clients move what they can to other servers, and it
+/// ends when the last one has left. Blocks until the answer or the deadline.
+///
+/// # Errors
+/// As [`query_status`].
+pub fn ask_to_drain(endpoint: &Endpoint, policy: LocalPolicy, deadline: Instant) -> Result<(), QueryError> {
+    ask(endpoint, policy, Opcode::Drain, deadline).map(|_| ())
+}
+
+fn ask(
+    endpoint: &Endpoint,
+    policy: LocalPolicy,
+    opcode: Opcode,
+    deadline: Instant,
+) -> Result<Vec<u8>, QueryError> {
     let link = connect::<()>(endpoint, policy, deadline);
     let mut link = link.map_err(|source| QueryError::Handshake { endpoint: endpoint.clone(), source })?;
     let link_error = |source| QueryError::Link { endpoint: endpoint.clone(), source };
-    link.send_head(Urgency::Demand, &Header::request(Opcode::Status, 1).encode(), ());
+    link.send_head(Urgency::Demand, &Header::request(opcode, 1).encode(), ());
     let (header, bytes) = reply(&mut link, deadline)
         .map_err(link_error)?
         .ok_or_else(|| QueryError::TimedOut { endpoint: endpoint.clone() })?;
-    if header.status != Status::Ok {
-        return Err(QueryError::Refused { endpoint: endpoint.clone(), message: parse_message(&bytes) });
+    match header.status {
+        Status::Ok => Ok(bytes),
+        _ => Err(QueryError::Refused { endpoint: endpoint.clone(), message: parse_message(&bytes) }),
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|source| QueryError::Malformed { endpoint: endpoint.clone(), source })
 }
 
 /// The next reply: its bulk, or without one its table. `Ok(None)`: the deadline came first.

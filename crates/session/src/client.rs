@@ -1,12 +1,13 @@
 //! What spans several servers: operations that are cut into parts, and all sessions together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use crate::copies::{Copies, HandedOver, History, Piece, Region, Step};
+use crate::copies::{Copies, HandedOver, History, Piece, Region, Step, sources};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
 use crate::pages::PageSet;
 use crate::rule::Rule;
@@ -15,6 +16,9 @@ use crate::work::{Orphaned, Request, Work};
 
 /// How often the sessions' deadlines are looked at, however often the shell tells the time.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
+/// Others take the place of a server that has been away for so long. One that is restarted is mostly back
+/// before.
+pub const REBUILD_AFTER: Duration = Duration::from_secs(5);
 
 /// A client's sessions with all servers of a pool, and what it has under way there.
 #[derive(Debug, Default)]
@@ -26,9 +30,15 @@ pub struct Client {
     /// While an operation is cut up: of each group of holders the request that still has room, with its first
     /// page and how many.
     open: Vec<Option<(RequestId, PageIndex, u32)>>,
-    /// The servers that hold the same pages, where there are two copies.
-    pairs: Vec<Holders>,
     copies: Copies,
+    /// Since when each server is away.
+    away: Vec<Option<Time>>,
+    /// An operation is being cut up: holders stay.
+    cuts: bool,
+    /// A server drains.
+    drains: bool,
+    /// It is not taken leave of.
+    stays: bool,
 }
 
 /// Pages of an operation: what is asked for, at most so many in one request.
@@ -65,6 +75,7 @@ impl Client {
 
     /// A session with one more server, over a connection that is there: number 0 of that server.
     pub fn add_server(&mut self, op_deadline: Duration, now: Time) -> ServerIndex {
+        self.now = now;
         let server = ServerIndex(u16::try_from(self.sessions.len()).expect("fewer than 65536 servers"));
         self.sessions.push(Session::new(server, op_deadline, now));
         server
@@ -79,20 +90,144 @@ impl Client {
 
     /// Says which servers hold the same pages: once, when all servers are there.
     pub fn place(&mut self, placement: &Placement) {
-        self.open = vec![None; placement.pairs().len()];
-        self.pairs = placement.pairs().iter().copied().filter(|pair| pair.copy.is_some()).collect();
         self.copies.place(placement, self.sessions.len());
+        self.open = vec![None; placement.pairs().len()];
+        self.look_who_is_away();
         self.look_for_spares();
+    }
+
+    /// One more server, which lends so much. It is used once it is there.
+    pub fn grow(&mut self, op_deadline: Duration, now: Time, weight: u64) -> ServerIndex {
+        let server = self.add_absent(op_deadline, now);
+        self.copies.grow(server, weight);
+        self.look_who_is_away();
+        server
+    }
+
+    /// Others have taken the place of these servers, where they are away.
+    pub fn begin_without(&mut self, out: &[bool]) {
+        let is_out = |(index, before): (usize, &bool)| {
+            *before || self.away[index].is_some() && out.get(index) == Some(&true)
+        };
+        let out: Vec<bool> = self.copies.out.iter().enumerate().map(is_out).collect();
+        if self.copies.tracked && out.contains(&false) && out != self.copies.out {
+            self.hold_without(out);
+            self.settle();
+        }
+    }
+
+    /// Which servers hold which pages now.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.copies.placement
+    }
+
+    /// Whether the server is to hold no pages for now: it drains, or others have taken its place.
+    #[must_use]
+    pub fn is_out(&self, server: ServerIndex) -> bool {
+        self.copies.out.get(server.as_usize()) == Some(&true)
+    }
+
+    fn pairs(&self) -> &[Holders] {
+        if self.copies.tracked { self.copies.placement.pairs() } else { &[] }
+    }
+
+    fn servers(&self) -> impl Iterator<Item = ServerIndex> + use<> {
+        (0..).take(self.sessions.len()).map(ServerIndex)
+    }
+
+    fn look_who_is_away(&mut self) {
+        self.away.resize(self.sessions.len(), None);
+        for (away, session) in self.away.iter_mut().zip(&self.sessions) {
+            *away = (!session.takes_part()).then(|| away.unwrap_or(self.now));
+        }
+    }
+
+    /// Which servers should be out. The last one that can hold pages never is.
+    fn wanted_out(&self) -> Vec<bool> {
+        let keep = |rule| self.work.rules.keep(rule);
+        let usable = |session: &&Session| session.takes_part() && !session.is_draining();
+        let usable = self.sessions.iter().filter(usable).count();
+        let copies = if keep(Rule::RebuildsWhereOthersAre) { 2 } else { 0 };
+        let is_out = |(index, session): (usize, &Session)| {
+            let was_out = self.copies.out[index];
+            match self.away[index] {
+                None if session.is_draining() && keep(Rule::DrainingIsOut) => {
+                    session.leaves() || usable > 0 || !keep(Rule::LastOneStays)
+                }
+                None => false,
+                Some(_) if was_out => true,
+                Some(since) => {
+                    usable >= copies && keep(Rule::Rebuilds) && self.now >= since + self.rebuild_after()
+                }
+            }
+        };
+        self.sessions.iter().enumerate().map(is_out).collect()
+    }
+
+    fn rebuild_after(&self) -> Duration {
+        if self.work.rules.keep(Rule::RebuildsLate) { REBUILD_AFTER } else { Duration::ZERO }
+    }
+
+    /// Looks whether pages are to have other holders.
+    fn look_who_holds(&mut self) {
+        self.look_who_is_away();
+        self.drains = self.sessions.iter().any(Session::is_draining);
+        if !self.copies.tracked || self.cuts {
+            return;
+        }
+        let out = self.wanted_out();
+        if out != self.copies.out {
+            self.hold_without(out);
+        }
+    }
+
+    fn hold_without(&mut self, out: Vec<bool>) {
+        for (server, (now, before)) in self.servers().zip(out.iter().zip(&self.copies.out)) {
+            if now != before {
+                self.work.outputs.push_back(Output::Holds { server, out: *now });
+            }
+        }
+        self.copies.turn(out, self.work.rules);
+        self.open = vec![None; self.copies.placement.pairs().len()];
+        self.work.turns += 1;
+        (self.work.changed, self.work.well_again) = (true, true);
+        self.look_at_all();
+    }
+
+    /// From now on this client stays at servers that drain, or not: others may need it there.
+    pub fn stay(&mut self, stays: bool) {
+        self.stays = stays;
+    }
+
+    /// Takes leave of servers that drain, where nothing of this client is left.
+    fn leave(&mut self) {
+        if self.stays {
+            return;
+        }
+        for server in self.servers() {
+            let session = &self.sessions[server.as_usize()];
+            let is_used = |region: &Region| !region.placed && !region.is_absent(server);
+            let ready = self.is_out(server) && session.may_leave(self.now);
+            let empty = !self.copies.has_left(server) || !self.work.rules.keep(Rule::LeavesEmpty);
+            if ready && empty && !self.copies.regions.values().any(is_used) && !session.has_write_backs() {
+                let id = self.work.reserve();
+                let ask = Ask::control(server, Opcode::Goodbye, RegionId(0));
+                self.sessions[server.as_usize()].leaving(&self.work, id);
+                self.work.outputs.push_back(Output::Piece { request: id, piece: 0, pages: NO_PAGES });
+                self.submit(id, Ask { class: Class::WriteBack, ..ask });
+            }
+        }
     }
 
     /// Whether each page has a holder that is there. Some may have missed some pages.
     #[must_use]
     pub fn has_all_pages(&self) -> bool {
-        if self.pairs.is_empty() {
+        if !self.copies.tracked {
             return self.sessions.iter().all(Session::takes_part);
         }
         let is_there = |server: ServerIndex| self.sessions[server.as_usize()].takes_part();
-        self.pairs.iter().all(|pair| pair.iter().any(is_there))
+        self.pairs().iter().all(|pair| pair.iter().any(is_there))
     }
 
     /// Whether a server is there, and knows all regions: others can be done without, but for what it has
@@ -104,21 +239,28 @@ impl Client {
 
     fn look_for_spares(&mut self) {
         for index in 0..self.sessions.len() {
-            let is_other = |server: &ServerIndex| server.as_usize() != index;
-            let mut others = self
-                .pairs
-                .iter()
-                .filter(|pair| pair.iter().any(|server| !is_other(&server)))
-                .flat_map(|pair| pair.iter().filter(is_other))
-                .peekable();
-            let paired = others.peek().is_some();
-            let (mut spare, mut is_kept) = (paired, paired);
-            for server in others {
-                spare &= self.fills_in(server);
-                is_kept &= self.sessions[server.as_usize()].takes_part();
-                is_kept &= !self.copies.is_behind(server) || self.work.rules.keep(Rule::LosesPagesOnly);
-            }
-            let behind = (0..).nth(index).is_some_and(|server| self.copies.lacks(ServerIndex(server)));
+            let server = ServerIndex(u16::try_from(index).expect("few"));
+            // One that is out has left something of all, perhaps.
+            let is_out = self.is_out(server);
+            let pairs = || self.pairs().iter().filter(|pair| is_out || pair.has(server));
+            let others = |pair: &Holders| pair.iter().filter(|of| *of != server);
+            let takes_part = |other: ServerIndex| self.takes_part(other);
+            let loses = |other: ServerIndex| {
+                self.copies.is_behind(other) && !self.work.rules.keep(Rule::LosesPagesOnly)
+            };
+            let paired = pairs().any(|pair| others(pair).next().is_some());
+            let spare = paired && pairs().all(|pair| others(pair).any(|other| self.fills_in(other)));
+            let is_empty =
+                is_out && !self.copies.has_left(server) && self.work.rules.keep(Rule::NothingLeftIsNotLost);
+            // Where it holds pages alone, one that drains may hold them again.
+            let any = self.servers().any(|of| of != server && takes_part(of));
+            let is_kept = is_empty
+                || pairs().next().is_some()
+                    && pairs().all(|pair| {
+                        let alone = pair.copy.is_none() && any;
+                        alone || others(pair).any(|other| takes_part(other) && !loses(other))
+                    });
+            let behind = self.copies.lacks(server);
             self.sessions[index].set_spare(spare, is_kept, paired, behind, self.now);
         }
     }
@@ -153,9 +295,15 @@ impl Client {
     pub fn open_region(&mut self, now: Time, of: u32, names: Vec<RegionId>, history: Option<History>) {
         self.now = now;
         let placed = history.is_some();
-        let mut history = history.unwrap_or_default();
-        history.missed.resize_with(names.len(), Default::default);
-        self.copies.regions.insert(of, Region { names, placed, history });
+        let history = self.copies.own(history.unwrap_or_default(), self.work.rules);
+        let mut region = Region { names, placed, history };
+        region.fit(self.sessions.len());
+        for (server, session) in self.servers().zip(&self.sessions) {
+            // It goes with what was said there.
+            region.forget_at(server, session.leaves());
+        }
+        self.copies.drop_anew(&region);
+        self.copies.regions.insert(of, region);
         self.work.changed = true;
         self.look_at_all();
         self.settle();
@@ -217,6 +365,12 @@ impl Client {
         complete
     }
 
+    /// What servers have missed that hold pages while none is out.
+    #[must_use]
+    pub fn as_placed(&self, history: History) -> History {
+        self.copies.as_placed(history, self.work.rules)
+    }
+
     #[must_use]
     pub fn region(&self, of: u32) -> Option<&Region> {
         self.copies.regions.get(&of)
@@ -230,9 +384,12 @@ impl Client {
         if !self.work.rules.keep(Rule::MissedIsInherited) {
             history.missed.clear();
         }
+        history.out = self.copies.told_out();
         // As a ticket carries it.
-        while history.missed.last().is_some_and(PageSet::is_empty) {
-            history.missed.pop();
+        for sets in [&mut history.missed, &mut history.left] {
+            while sets.last().is_some_and(PageSet::is_empty) {
+                sets.pop();
+            }
         }
         Some(history)
     }
@@ -241,8 +398,13 @@ impl Client {
     /// not count that no holder has which is there or waited for.
     #[must_use]
     pub fn is_complete(&self, names: &[RegionId], history: &History) -> bool {
+        if names.len() > self.sessions.len() {
+            return false;
+        }
+        let history = self.copies.own(history.clone(), self.work.rules);
         let named = |server: &ServerIndex| {
-            names[server.as_usize()].0 != 0 && self.sessions[server.as_usize()].takes_part()
+            let name = names.get(server.as_usize()).is_some_and(|name| name.0 != 0);
+            name && self.sessions[server.as_usize()].takes_part()
         };
         let has_all = |server: ServerIndex| {
             named(&server) && history.missed.get(server.as_usize()).is_none_or(PageSet::is_empty)
@@ -251,7 +413,7 @@ impl Client {
             let session = &self.sessions[server.as_usize()];
             !session.takes_part() && !session.is_awaited(&self.work, self.now)
         };
-        self.pairs.iter().all(|pair| {
+        self.pairs().iter().all(|pair| {
             let mut holders = pair.iter();
             let all = pair.iter().all(|server| named(&server) || is_out(server));
             holders.any(|server| named(&server)) && (all || pair.iter().any(has_all))
@@ -270,16 +432,27 @@ impl Client {
         self.region(of).is_none_or(|region| region.has_missed(server, &[Extent::page(page)]))
     }
 
+    /// Whether the server has this page as it is, whoever is to hold it.
+    #[must_use]
+    pub fn has_page(&self, server: ServerIndex, of: u32, page: PageIndex) -> bool {
+        self.region(of).is_some_and(|region| region.has(server, &[Extent::page(page)], self.placement()))
+    }
+
+    /// Pages that lie at servers that do not hold them any more.
+    #[must_use]
+    pub fn left_pages(&self, server: ServerIndex) -> u64 {
+        self.copies.regions.values().map(|region| region.history.left[server.as_usize()].pages()).sum()
+    }
+
     /// Whether no holder of this page has it that is there or waited for.
     #[must_use]
     pub fn is_gone(&self, of: u32, page: PageIndex) -> bool {
-        let Some(placement) = &self.copies.placement else { return false };
         let has = |server: ServerIndex| {
             let session = &self.sessions[server.as_usize()];
             let is_there = session.takes_part() || session.is_awaited(&self.work, self.now);
-            is_there && !self.has_missed(server, of, page)
+            is_there && self.has_page(server, of, page)
         };
-        !placement.holders(page).iter().any(has)
+        self.copies.tracked && !self.servers().any(has)
     }
 
     fn name(&self, of: u32, server: ServerIndex) -> RegionId {
@@ -303,6 +476,17 @@ impl Client {
         }
     }
 
+    /// A server has these pages from now on: others that have missed them may get them there.
+    fn look_who_lacks(&mut self, of: u32, pages: &[Extent]) {
+        for server in self.servers() {
+            let region = self.region(of).filter(|region| !region.is_absent(server));
+            let lacks = region.is_some_and(|region| region.has_missed(server, pages));
+            if lacks && !self.copies.is_behind(server) {
+                self.look_at(server);
+            }
+        }
+    }
+
     // --- Submitting
     // ------------------------------------------------------------------------------------------------
 
@@ -318,21 +502,15 @@ impl Client {
 
     /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What
     /// is stored goes to all holders that are there, what is fetched comes from one. `fill` hears which pages
-    /// go into which request. After the last extent: [`Client::close_pages`]. `placement` is that of
-    /// [`Client::place`].
-    pub fn submit_pages(
-        &mut self,
-        now: Time,
-        placement: &Placement,
-        pages: Pages,
-        extent: Extent,
-        mut fill: impl FnMut(Fill),
-    ) {
+    /// go into which request. After the last extent: [`Client::close_pages`].
+    pub fn submit_pages(&mut self, now: Time, pages: Pages, extent: Extent, mut fill: impl FnMut(Fill)) {
         self.now = now;
-        if pages.opcode == Opcode::Put && !self.pairs.is_empty() {
+        if pages.opcode == Opcode::Put && self.copies.tracked {
             self.copies.stored(pages.of, extent);
             self.changing(pages.of, extent);
         }
+        self.cuts = true;
+        let placement = Arc::clone(&self.copies.placement);
         let mut before = 0;
         for (group, mut piece) in placement.split_groups(extent) {
             let holders = placement.pairs()[usize::from(group.0)];
@@ -351,7 +529,7 @@ impl Client {
                 let fits = piece.count.min(limit - count);
                 let extent = Extent::new(piece.first, fits);
                 fill(Fill::Pages { request: id, new: count == 0, extent, before });
-                if holders.copy.is_some() {
+                if self.copies.tracked {
                     self.work.pages[id.0 as usize].push(extent);
                 }
                 before += fits;
@@ -366,12 +544,14 @@ impl Client {
     }
 
     /// Submits the requests of [`Client::submit_pages`] that still have room.
-    pub fn close_pages(&mut self, placement: &Placement, pages: Pages, mut fill: impl FnMut(Fill)) {
+    pub fn close_pages(&mut self, pages: Pages, mut fill: impl FnMut(Fill)) {
+        let placement = Arc::clone(&self.copies.placement);
         for group in 0..self.open.len() {
             if let Some(open) = self.open[group].take() {
                 self.submit_part(placement.pairs()[group], pages, open, &mut fill);
             }
         }
+        self.cuts = false;
     }
 
     /// Tells the servers that hold these pages that they are not needed; `fill` hears which go into which
@@ -379,13 +559,13 @@ impl Client {
     pub fn discard_pages(
         &mut self,
         now: Time,
-        placement: &Placement,
         of: u32,
         extent: Extent,
         mut fill: impl FnMut(RequestId, Extent),
     ) {
         self.now = now;
         self.changing(of, extent);
+        let placement = Arc::clone(&self.copies.placement);
         let mut add = |client: &mut Self, server: ServerIndex, extent: Extent| {
             if client.name(of, server).0 == 0 {
                 return;
@@ -414,13 +594,16 @@ impl Client {
         if self.work.rules.keep(Rule::VoidPiece) {
             self.copies.changing(of, extent);
         }
+        if self.work.rules.keep(Rule::LeftIsOutdated) {
+            self.copies.outdate(of, extent);
+        }
     }
 
     /// Pages of one request that each of its holders takes.
     fn request_limit(&self, holders: Holders, pages: Pages, extent: Extent, alone: bool) -> u32 {
         let limit = pages.limit;
         let is_behind = |server: ServerIndex| self.copies.is_behind(server);
-        if holders.copy.is_some() && holders.iter().all(is_behind) {
+        if self.copies.tracked && holders.iter().all(is_behind) {
             // One has missed some pages, and the other one others.
             return 1;
         }
@@ -438,11 +621,19 @@ impl Client {
         live.map(|server| of(server).max_pages(limit)).min().unwrap_or(limit)
     }
 
-    /// Whether a holder that is there lacks some of what is read: it is asked for in requests of its own,
-    /// since another holder may lack other pages.
+    /// Whether a holder that is there lacks some of what is read, or none is there: it is asked for in
+    /// requests of its own, since another server may lack other pages.
     fn is_read_alone(&self, holders: Holders, pages: Pages, extent: Extent) -> bool {
+        if pages.opcode != Opcode::Get || !self.copies.tracked {
+            return false;
+        }
         let lacks = |server: ServerIndex| self.takes_part(server) && self.lacks(server, pages.of, extent);
-        pages.opcode == Opcode::Get && holders.copy.is_some() && holders.iter().any(lacks)
+        let is_left = |region: &Region| {
+            self.servers().any(|server| self.takes_part(server) && region.has_left(server, extent))
+        };
+        // What is left where it is not held any more may be part of it.
+        let none_there = || !holders.iter().any(|server| self.takes_part(server));
+        holders.iter().any(lacks) || none_there() && self.region(pages.of).is_some_and(is_left)
     }
 
     fn takes_part(&self, server: ServerIndex) -> bool {
@@ -486,7 +677,9 @@ impl Client {
             of,
             ..Ask::control(server, opcode, self.name(of, server))
         };
-        let is_there = takes(first_at);
+        let left = self.source(of, id, |_| true).filter(|_| opcode == Opcode::Get && !takes(first_at));
+        let (first_at, other) = left.map_or((first_at, other), |left| (left, Some(first_at)));
+        let is_there = left.is_some() || takes(first_at);
         let one = ask(first_at, other);
         let two = other.map(|other| (other, takes(other), ask(other, Some(first_at))));
         if let Some((other, takes, mut ask)) = two.filter(|_| opcode != Opcode::Get)
@@ -505,9 +698,10 @@ impl Client {
                 self.miss(other, of, id);
             }
         }
-        if holders.copy.is_some() && !is_there {
+        if self.copies.tracked && !is_there {
             // No holder is there that has all of it, or knows the region.
-            let awaited = holders.iter().find(|server| opcode == Opcode::Get && self.awaits(*server, of, id));
+            let mut all = self.servers().filter(|_| opcode == Opcode::Get);
+            let awaited = all.find(|server| self.awaits(*server, of, id));
             let lost = holders.iter().find(|server| is_lost(&self.sessions[server.as_usize()]));
             let server = awaited.or(lost).unwrap_or(first_at);
             let reason = self.sessions[server.as_usize()].lost().unwrap_or(Lost::Connection);
@@ -531,15 +725,47 @@ impl Client {
         self.sessions[server.as_usize()].takes_part() && self.region(of).is_some_and(|region| !missed(region))
     }
 
+    /// A server that is there and has what is fetched, whoever is to hold that.
+    fn source(&self, of: u32, id: RequestId, may: impl Fn(ServerIndex) -> bool) -> Option<ServerIndex> {
+        let pages = &self.work.pages[id.0 as usize];
+        let (first, region) = (pages.first()?.first, self.region(of)?);
+        let has = |server: &ServerIndex| {
+            let holds = self.placement().holders(first).has(*server);
+            let may = may(*server) && self.takes_part(*server);
+            let asks = may && (holds || self.work.rules.keep(Rule::LeftIsRead));
+            asks && region.has(*server, pages, self.placement())
+        };
+        sources(self.placement(), first, self.sessions.len()).find(has)
+    }
+
+    /// Whether a server that was asked for the same, or would be, has it: it may not be a holder any more.
+    fn has_still(&self, server: ServerIndex, of: u32, id: RequestId, away: bool) -> bool {
+        let pages = &self.work.pages[id.0 as usize];
+        let had = self.region(of).is_some_and(|region| region.has(server, pages, self.placement()));
+        had && self.has(server, of, id) && (!away || self.sessions[server.as_usize()].is_well())
+    }
+
+    /// Where a request's pages can be fetched instead.
+    fn other_source(&self, id: RequestId, away: bool) -> Option<ServerIndex> {
+        let Ask { server, opcode, of, piece, .. } = self.work.get(id).ask;
+        let may = |of: ServerIndex| of != server && (!away || self.sessions[of.as_usize()].is_well());
+        let fetches = self.copies.tracked && opcode == Opcode::Get && piece.is_none();
+        if fetches { self.source(of, id, may) } else { None }
+    }
+
     /// Whether one of two holders is there, or waited for.
     fn is_left(&self, server: ServerIndex, other: Option<ServerIndex>) -> bool {
         let left = |session: &Session| session.takes_part() || session.is_awaited(&self.work, self.now);
-        other.is_some_and(|other| [server, other].iter().any(|of| left(&self.sessions[of.as_usize()])))
+        match other {
+            Some(other) => [server, other].iter().any(|of| left(&self.sessions[of.as_usize()])),
+            None => self.copies.tracked && self.sessions.iter().any(left),
+        }
     }
 
     /// Whether what the request is for is waited for until the server is back.
     fn awaits(&self, server: ServerIndex, of: u32, id: RequestId) -> bool {
-        let has = |region: &Region| !region.has_missed(server, &self.work.pages[id.0 as usize]);
+        let pages = &self.work.pages[id.0 as usize];
+        let has = |region: &Region| region.has(server, pages, self.placement());
         self.sessions[server.as_usize()].is_awaited(&self.work, self.now) && self.region(of).is_some_and(has)
     }
 
@@ -571,15 +797,21 @@ impl Client {
     }
 
     fn settle_orphans(&mut self) {
+        if self.work.changed {
+            // What a lost server was asked for may have another holder by that.
+            self.look_who_holds();
+        }
         if std::mem::take(&mut self.work.well_again) {
             // What waits for a server that is not well may have another one now.
             let Self { sessions, work, .. } = self;
             sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
         }
         while let Some((server, of, pages)) = self.work.repairs.pop() {
+            self.work.well_again = true;
             if self.copies.repaired(server, of, &pages) {
                 self.look_at(server);
             }
+            self.look_who_lacks(of, &pages);
         }
         while let Some((id, why)) = self.work.orphans.pop_front() {
             self.settle_orphan(id, why);
@@ -603,6 +835,7 @@ impl Client {
             if self.copies.are_behind() {
                 self.look_at_all();
             }
+            self.look_who_holds();
             self.look_for_spares();
         }
         self.begin_pieces();
@@ -613,16 +846,15 @@ impl Client {
         let Ask { server, opcode, op, other, of, piece, .. } = request.ask;
         let away = matches!(why, Orphaned::Away);
         // It has another one, or gets it by a request of its own.
-        let has = |client: &Self, other: ServerIndex| {
-            client.has(other, of, id) && (!away || client.sessions[other.as_usize()].is_well())
-        };
+        let has = |client: &Self, other: ServerIndex| client.has_still(other, of, id, away);
         let keep = |client: &Self, rule| client.work.rules.keep(rule);
         // A request, however often it moves, does not wait for ever.
         let long = self.sessions[server.as_usize()].op_deadline() * DEADLINES;
         let is_old = self.now - request.made_at >= long && keep(self, Rule::AgeLimit);
+        let source = other.filter(|other| has(self, *other)).or_else(|| self.other_source(id, away));
         if opcode == Opcode::Get
             && !is_old
-            && let Some(other) = other.filter(|other| has(self, *other))
+            && let Some(other) = source
             && (away || keep(self, Rule::FetchFromOther))
             && !(request.is_odd && matches!(why, Orphaned::Damaged(_)))
         {
@@ -630,11 +862,12 @@ impl Client {
             if away {
                 self.sessions[server.as_usize()].moves(&self.work, id);
             }
+            self.work.get_mut(id).ask.other = Some(other);
             self.work.turn_to_other(id, self.name(of, other));
             self.sessions[other.as_usize()].enqueue(&mut self.work, id);
             return;
         }
-        let awaits = opcode == Opcode::Get && piece.is_none() && other.is_some() && !is_old;
+        let awaits = opcode == Opcode::Get && piece.is_none() && self.copies.tracked && !is_old;
         if awaits && matches!(why, Orphaned::Lost(_)) && self.awaits(server, of, id) {
             let Self { sessions, work, .. } = self;
             return sessions[server.as_usize()].waits(work, id);
@@ -686,32 +919,48 @@ impl Client {
 
     /// Begins what can be read now and is not to wait.
     fn begin_pieces(&mut self) {
-        if !self.copies.are_behind() || !self.work.rules.keep(Rule::CatchUp) {
+        if !self.copies.tracked || !self.work.rules.keep(Rule::CatchUp) {
             return;
         }
-        for index in 0..self.sessions.len() {
-            let to = ServerIndex(u16::try_from(index).expect("few"));
-            while self.copies.is_behind(to)
-                && self.sessions[index].is_well()
+        for to in self.servers() {
+            while self.sessions[to.as_usize()].is_well()
+                && (self.copies.is_behind(to) || self.copies.next_drops(to).is_some())
                 && let Some(most) = self.piece_room()
             {
-                let Self { sessions, work, copies, .. } = self;
-                let pieces = &copies.pieces;
+                let pieces = &self.copies.pieces;
                 let slot = pieces.iter().position(Option::is_none).expect("fewer than there may be");
-                let takes = |region: &Region, of: u32, from: ServerIndex, pages: Extent| {
-                    let source = &sessions[from.as_usize()];
-                    let quiet = !work.is_changing(of, pages) || !work.rules.keep(Rule::QuietPiece);
-                    let most = source.max_pages(pages.count).min(sessions[index].max_pages(pages.count));
-                    (source.is_well() && quiet && !region.has_missed(from, &[pages])).then_some(most)
-                };
-                let Some(piece) = copies.next_piece(to, self.now, most, takes) else {
-                    self.look_at(to);
-                    break;
-                };
+                let Some(piece) = self.next_piece(to, most).or_else(|| self.next_drop(to)) else { break };
                 self.work.pace.began(self.now);
                 self.begin_piece(slot, piece);
             }
         }
+    }
+
+    fn next_piece(&mut self, to: ServerIndex, most: u32) -> Option<Piece> {
+        if !self.copies.is_behind(to) {
+            return None;
+        }
+        let Self { sessions, work, copies, .. } = self;
+        let takes = |region: &Region, of: u32, from: ServerIndex, pages: Extent| {
+            let source = &sessions[from.as_usize()];
+            let quiet = !work.is_changing(of, pages) || !work.rules.keep(Rule::QuietPiece);
+            let most = source.max_pages(pages.count).min(sessions[to.as_usize()].max_pages(pages.count));
+            (source.is_well() && quiet && !region.has_missed(from, &[pages])).then_some(most)
+        };
+        let piece = copies.next_piece(to, self.now, most, takes);
+        if piece.is_none() {
+            self.look_at(to);
+        }
+        piece
+    }
+
+    fn next_drop(&mut self, to: ServerIndex) -> Option<Piece> {
+        let Self { work, copies, now, .. } = self;
+        if !work.rules.keep(Rule::LeftIsDropped) {
+            return None;
+        }
+        let is_read = |of: u32, pages: Extent| work.is_reading(to, of, pages);
+        copies.next_drop(to, *now, work.rules, is_read)
     }
 
     /// How many pages a piece may have that begins now, if one may.
@@ -725,14 +974,14 @@ impl Client {
     }
 
     fn begin_piece(&mut self, slot: usize, piece: Piece) {
-        let Piece { to, of, pages, step, .. } = piece;
-        let holders = self.copies.placement.as_ref().map(|placement| placement.holders(pages.first));
-        let from = holders.into_iter().flat_map(Holders::iter).find(|holder| *holder != to).unwrap_or(to);
+        let Piece { to, from, of, pages, step, .. } = piece;
         let (server, opcode, class) = match step {
             Step::Naming => (to, Opcode::CreateRegion, Class::Control),
             Step::Reading => (from, Opcode::Get, Class::Prefetch),
             Step::Writing => (to, Opcode::Put, Class::WriteBack),
+            Step::Dropping => (to, Opcode::Discard, Class::WriteBack),
         };
+        let bytes = if step == Step::Dropping { 0 } else { u64::from(pages.count) * OS_PAGE_BYTES as u64 };
         self.copies.pieces[slot] = Some(piece);
         let id = self.work.reserve();
         self.work.pages[id.0 as usize].push(pages);
@@ -741,7 +990,7 @@ impl Client {
         self.work.outputs.push_back(Output::Piece { request: id, piece: slot, pages });
         let ask = Ask {
             class,
-            bytes: u64::from(pages.count) * OS_PAGE_BYTES as u64,
+            bytes,
             at: pages.first.0,
             of,
             piece: Some(slot),
@@ -753,16 +1002,23 @@ impl Client {
     /// A step of a piece has ended.
     fn step(&mut self, slot: u8, made: Option<RegionId>) {
         let Some(piece) = self.copies.pieces[usize::from(slot)].take() else { return };
-        let Piece { to, of, pages, step, void } = piece;
+        let Piece { to, of, pages, step, void, .. } = piece;
         let there = self.sessions[to.as_usize()].takes_part();
         let known = self.copies.regions.contains_key(&of);
         match (step, made) {
             (Step::Reading, Some(_)) if !void && there && self.name(of, to).0 != 0 => {
                 return self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
             }
-            (Step::Writing, Some(_)) if there && known => {
+            (Step::Dropping, Some(_)) if there && known && !void => {
+                self.copies.dropped(to, of, pages);
+                self.work.changed |= !self.copies.has_left(to);
+            }
+            (Step::Writing, Some(_)) if there && known && !void => {
                 let region = self.copies.regions.get_mut(&of).expect("seen above");
                 region.history.missed[to.as_usize()].remove(pages);
+                // What waits for a silent server may be here now.
+                self.work.well_again = true;
+                self.look_who_lacks(of, &[pages]);
             }
             (Step::Writing, None) if there && known => self.copies.put_off(to, self.now),
             (Step::Naming, Some(name)) if there && known => {
@@ -849,7 +1105,7 @@ impl Client {
             }
             Input::Granted { server, grant, reconnects } => {
                 let session = &mut sessions[server.as_usize()];
-                session.granted(&grant, work);
+                session.granted(&grant, work, now);
                 session.set_reconnects(reconnects);
             }
             Input::StayAway => sessions.iter_mut().for_each(|session| session.set_reconnects(false)),
@@ -858,6 +1114,9 @@ impl Client {
             Input::Time => self.time(now),
         }
         self.settle();
+        if self.drains {
+            self.leave();
+        }
     }
 
     /// A server that is lost is an absent one from now on, which has no region and nothing that was stored.
@@ -876,6 +1135,7 @@ impl Client {
     fn time(&mut self, now: Time) {
         if now >= self.check_at {
             self.check_at = now + CHECK_EVERY;
+            self.work.changed |= self.rebuild_at().is_some_and(|at| now >= at);
             for index in 0..self.sessions.len() {
                 self.sessions[index].time(&mut self.work, now);
                 // Before the next one: it may have become the only one that has some pages.
@@ -883,6 +1143,14 @@ impl Client {
             }
             self.begin_pieces();
         }
+    }
+
+    /// When others take the place of a server that is away.
+    fn rebuild_at(&self) -> Option<Time> {
+        let away = self.servers().zip(&self.away).filter(|(of, _)| self.copies.tracked && !self.is_out(*of));
+        let soonest = away.filter_map(|(_, since)| *since).min()? + self.rebuild_after();
+        // What is due and does not happen waits for something else.
+        (soonest > self.now || self.wanted_out() != self.copies.out).then_some(soonest)
     }
 
     /// What to do next; `None`: nothing until something happens.
@@ -898,12 +1166,17 @@ impl Client {
     /// When [`Input::Time`] is due at the latest; perhaps in the past.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let passes = self.sessions.iter().zip(0..).filter(|(session, _)| session.is_well());
-        let passes = passes.map(|(_, index)| ServerIndex(index)).filter(|of| self.copies.is_behind(*of));
+        let well = || self.servers().filter(|of| self.sessions[of.as_usize()].is_well());
         let next_piece = |of| self.copies.next_pass(of).or(self.work.pace.next_at());
-        let passes = passes.filter_map(next_piece);
+        let passes = well().filter(|of| self.copies.is_behind(*of)).filter_map(next_piece);
+        let drops = well().filter(|_| self.work.rules.keep(Rule::LeftIsDropped));
+        let drops = drops.filter_map(|of| self.copies.next_drops(of));
+        let passes = passes.chain(drops.filter_map(|pass| pass.or(self.work.pace.next_at())));
         let soonest = self.sessions.iter().filter_map(|session| session.next_timeout(&self.work));
-        let soonest = soonest.chain(passes.filter(|_| self.work.rules.keep(Rule::CatchUp))).min();
+        let soonest = soonest.chain(passes.filter(|_| self.work.rules.keep(Rule::CatchUp)));
+        let leaves = self.sessions.iter().filter(|session| session.is_draining() && !session.leaves());
+        let soonest = soonest.chain(leaves.filter_map(|session| session.settled_at(self.now)));
+        let soonest = soonest.chain(self.rebuild_at()).min();
         // What has arrived and was not looked at does not wait.
         soonest.map(|due| if due == Time(0) { due } else { due.max(self.check_at) })
     }

@@ -252,6 +252,8 @@ pub enum Output {
     CaughtUp { server: ServerIndex },
     /// Bytes follow the head that has just come, to a request that was moved: drop them. Nothing is told of their end.
     Drop { link: LinkId },
+    /// From now on other servers hold the pages of this one, or it holds its own again. They are copied.
+    Holds { server: ServerIndex, out: bool },
     /// The server stops after so many milliseconds.
     Draining { server: ServerIndex, left_ms: u64 },
     /// The operation has ended; nothing touches its memory any more.
@@ -294,6 +296,8 @@ pub enum Lost {
     Deadline(Duration),
     /// It does not know this member any more.
     GivenUp,
+    /// It drains, and nothing of this client is left there.
+    Drained,
     Breach(Breach),
 }
 

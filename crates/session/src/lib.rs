@@ -102,6 +102,19 @@
 //! has a new number, and an answer to the old one is dropped ([`Output::Drop`]). An operation fails with the last holder
 //! of one of its pages. The client's own pauses do not count as a server's silence.
 //!
+//! # Servers that are out
+//!
+//! A server is *out* ([`Client::is_out`]) while it drains, once it has been away for [`REBUILD_AFTER`] while
+//! two others are there, and before it has ever been there. Other servers hold its pages then, as placement
+//! says; when it is back, it holds its own again. The last server that can hold pages is never out. Whoever
+//! comes to hold a page has missed it, and gets it in a piece; who held it has it *left*, and is read if no
+//! holder has it, until it has been changed or all holders have it. Then a piece drops it. A draining server
+//! that has nothing left is told goodbye ([`Lost::Drained`]).
+//!
+//! So a server that says wrongly that it drains costs its own part of the traffic, and no page: nothing is
+//! dropped before others have it. Each process decides for itself. What it hands over says which servers are
+//! out, and the next one makes of it what they are for it ([`History`]).
+//!
 //! # A region for another process
 //!
 //! ```text
@@ -124,7 +137,7 @@ mod rule;
 mod session;
 mod work;
 
-pub use client::{Client, Fill, Pages};
+pub use client::{Client, Fill, Pages, REBUILD_AFTER};
 pub use copies::{HandedOver, History, PIECE_PAGES, PIECES, Region};
 pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,

@@ -96,6 +96,17 @@ impl PageSet {
         self.ranges.range(before..end).map(of).sum()
     }
 
+    /// Those of these pages that it holds.
+    pub fn parts_of(&self, extent: Extent) -> impl Iterator<Item = Extent> {
+        let mut at = extent.first;
+        std::iter::from_fn(move || {
+            let (first, end) = self.next_from(at).filter(|(first, _)| *first < extent.end())?;
+            at = end;
+            let count = end.0.min(extent.end().0) - first.0;
+            Some(Extent::new(first, u32::try_from(count).expect("no more than the extent")))
+        })
+    }
+
     /// How many pages both hold.
     #[must_use]
     pub fn common_pages(&self, other: &Self) -> u64 {
@@ -157,6 +168,10 @@ mod tests {
             for (first, count) in looks {
                 let extent = Extent::new(PageIndex(first), count);
                 prop_assert_eq!(set.overlaps(extent), model.range(first..extent.end().0).next().is_some());
+                let parts = set.parts_of(extent).flat_map(|part| part.pages());
+                let parts: Vec<u64> = parts.map(|page| page.0).collect();
+                let within: Vec<u64> = model.range(first..extent.end().0).copied().collect();
+                prop_assert_eq!(parts, within);
                 prop_assert_eq!(set.pages_of(extent), model.range(first..extent.end().0).count() as u64);
                 let next = set.next_from(PageIndex(first));
                 prop_assert_eq!(next.map(|(page, _)| page.0), model.range(first..).next().copied());

@@ -157,10 +157,38 @@ pub enum Rule {
     RenewedNumbersGoOn,
     /// A server that never was here takes nothing with it when it is lost.
     NothingIsNotLost,
+    /// Others take the place of a server that is away.
+    Rebuilds,
+    /// ... but not at once.
+    RebuildsLate,
+    /// ... and only where there are enough.
+    RebuildsWhereOthersAre,
+    /// A server that drains holds no pages.
+    DrainingIsOut,
+    /// The last server that can hold pages holds them.
+    LastOneStays,
+    /// Who comes to hold a page has missed it.
+    NewHolderMissedAll,
+    /// What is left at a server is of no use once the page changes.
+    LeftIsOutdated,
+    /// What only a former holder has is read there.
+    LeftIsRead,
+    /// What is left at a server is dropped there.
+    LeftIsDropped,
+    /// ... but not before all holders have it.
+    LeftUntilCopied,
+    /// A server that drains is left when nothing is left there.
+    LeavesEmpty,
+    /// With a server that holds nothing, nothing is lost.
+    NothingLeftIsNotLost,
+    /// A piece from before pages got other holders brings nothing.
+    VoidWhereHoldersChange,
+    /// A region of another process has the holders that it would have here.
+    OtherViewIsTurned,
 }
 
 impl Rule {
-    pub const ALL: [Self; 77] = [
+    pub const ALL: [Self; 91] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -238,6 +266,20 @@ impl Rule {
         Self::RenewedIsNotAwaited,
         Self::RenewedNumbersGoOn,
         Self::NothingIsNotLost,
+        Self::Rebuilds,
+        Self::RebuildsLate,
+        Self::RebuildsWhereOthersAre,
+        Self::DrainingIsOut,
+        Self::LastOneStays,
+        Self::NewHolderMissedAll,
+        Self::LeftIsOutdated,
+        Self::LeftIsRead,
+        Self::LeftIsDropped,
+        Self::LeftUntilCopied,
+        Self::LeavesEmpty,
+        Self::NothingLeftIsNotLost,
+        Self::VoidWhereHoldersChange,
+        Self::OtherViewIsTurned,
     ];
 }
 

@@ -15,7 +15,7 @@ use crate::io::{
     Time, What,
 };
 use crate::rule::Rule;
-use crate::work::{Orphaned, Phase, Work};
+use crate::work::{Orphaned, Phase, Request, Work};
 
 /// Bytes of page data that prefetches and write-backs may each have outstanding: what a demand request, or
 /// its answer, may have to wait behind. A window each, because they travel in opposite directions.
@@ -49,6 +49,8 @@ pub const ABSENCE: Duration = Duration::from_secs(60);
 pub const SUSPICION: Duration = Duration::from_millis(20);
 /// ... and after the time of the slowest of late answers so many times.
 const SLOWEST: u32 = 4;
+/// A client that has just joined a server that drains may have something to take over there.
+const SETTLED: Duration = Duration::from_millis(500);
 /// The number of the request that makes a client a member again; no other request has it.
 pub const ATTACH_NUMBER: u64 = u64::MAX;
 
@@ -106,6 +108,11 @@ pub struct Session {
     absent: bool,
     /// It is joined anew, and has nothing of what it had before.
     renewed: bool,
+    /// It ends soon, and holds no new pages.
+    draining: bool,
+    joined_at: Time,
+    /// The request that takes leave of it.
+    leaving: Option<u64>,
     /// Regions that were freed meanwhile.
     free_later: Vec<RegionId>,
     /// It is silent: requests for pages go elsewhere if they can.
@@ -164,6 +171,9 @@ impl Session {
             looked: now,
             absent: false,
             renewed: false,
+            draining: false,
+            joined_at: now,
+            leaving: None,
             free_later: Vec::new(),
             suspect: false,
             silent: None,
@@ -240,6 +250,32 @@ impl Session {
         self.absent
     }
 
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Whether it drains, and may be taken leave of: not before this client has had time to take something
+    /// over there.
+    pub(crate) fn may_leave(&self, now: Time) -> bool {
+        let joined = self.identity.is_some() && now >= self.joined_at + SETTLED;
+        self.draining && self.state == State::Up && joined && self.leaving.is_none()
+    }
+
+    /// When it may be, if that is to come.
+    pub(crate) fn settled_at(&self, now: Time) -> Option<Time> {
+        Some(self.joined_at + SETTLED).filter(|at| *at > now && self.state == State::Up)
+    }
+
+    /// Whether it is being taken leave of.
+    pub(crate) fn leaves(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    pub(crate) fn leaving(&mut self, work: &Work, id: RequestId) {
+        self.leaving = Some(work.number(id));
+    }
+
     /// Whether it takes part in what changes pages.
     #[must_use]
     pub fn takes_part(&self) -> bool {
@@ -287,7 +323,8 @@ impl Session {
         limit.min(by_credit).max(1)
     }
 
-    pub(crate) fn granted(&mut self, grant: &Grant, work: &Work) {
+    pub(crate) fn granted(&mut self, grant: &Grant, work: &Work, now: Time) {
+        self.joined_at = now;
         let identity =
             Identity { lease: grant.lease, member: grant.member, run: grant.run, grace: grant.grace };
         self.identity = Some(identity);
@@ -534,6 +571,7 @@ impl Session {
         if !header.is_reply() {
             if opcode == Opcode::Draining && header.bulk_len == 0 && work.rules.keep(Rule::DrainingWorks) {
                 work.outputs.push_back(Output::Draining { server: self.server, left_ms: header.arg });
+                work.changed |= !std::mem::replace(&mut self.draining, true);
                 return Ok(());
             }
             return breach(Breach::Asks(opcode));
@@ -546,7 +584,7 @@ impl Session {
             if header.bulk_len > 0 {
                 work.outputs.push_back(Output::Drop { link });
             }
-            return Ok(());
+            return if self.gives_up(work, header.status) { Err(Lost::GivenUp) } else { Ok(()) };
         }
         let Some(id) = work.find(number).filter(|id| work.phase(*id) == Phase::Sent) else {
             return breach(Breach::NothingAsked(opcode));
@@ -581,12 +619,11 @@ impl Session {
         if request.carries() && !request.departed && work.rules.keep(Rule::DepartedFirst) {
             return breach(Breach::TooEarly);
         }
-        if self.identity.is_some() && work.rules.keep(Rule::GivenUp) {
-            match header.status {
-                Status::MemberGone | Status::NoSuchLease => return Err(Lost::GivenUp),
-                Status::OverCredit => return breach(Breach::OverCredit),
-                _ => {}
-            }
+        if self.gives_up(work, header.status) {
+            return Err(Lost::GivenUp);
+        }
+        if self.identity.is_some() && header.status == Status::OverCredit {
+            return breach(Breach::OverCredit);
         }
         if header.status == Status::PoolFull && opcode == Opcode::Put && request.ask.other.is_some() {
             self.counts.refused += 1;
@@ -596,10 +633,8 @@ impl Session {
             work.orphans.push_back((id, Orphaned::Full(header.arg)));
             return Ok(());
         }
-        let changes = matches!(opcode, Opcode::Put | Opcode::Discard) && request.ask.piece.is_none();
-        if ok && changes && self.behind && work.rules.keep(Rule::StoreRepairs) {
-            let pages = std::mem::take(&mut work.pages[id.0 as usize]);
-            work.repairs.push((self.server, request.ask.of, pages));
+        if ok && self.behind {
+            self.repair(work, id);
         }
         let wanted = request.ask.wanted && (ok || request.ask.op.is_none());
         let refused = !ok && !wanted;
@@ -620,7 +655,25 @@ impl Session {
             }
         }
         self.end_request(work, id);
-        Ok(())
+        if self.leaving == Some(number) { Err(Lost::Drained) } else { Ok(()) }
+    }
+
+    /// Whether the server says that it has given this member up.
+    fn gives_up(&self, work: &Work, status: Status) -> bool {
+        let gone = matches!(status, Status::MemberGone | Status::NoSuchLease);
+        gone && self.identity.is_some() && work.rules.keep(Rule::GivenUp)
+    }
+
+    /// What the server has changed, it has missed no longer, unless others hold it since, where it may have
+    /// changed.
+    fn repair(&self, work: &mut Work, id: RequestId) {
+        let Request { ask: Ask { opcode, of, piece, .. }, turn, .. } = *work.get(id);
+        let changes = matches!(opcode, Opcode::Put | Opcode::Discard) && piece.is_none();
+        let same_holders = turn == work.turns;
+        if changes && same_holders && work.rules.keep(Rule::StoreRepairs) {
+            let pages = std::mem::take(&mut work.pages[id.0 as usize]);
+            work.repairs.push((self.server, of, pages));
+        }
     }
 
     /// All bytes of an answer are in their places.
@@ -1079,7 +1132,8 @@ impl Session {
                 work.well_again |= self.paired;
                 self.counts.reconnects += 1;
                 let (credits, bulk_bytes) = (self.credits.clone(), self.bulk_bytes);
-                self.granted(&grant, work);
+                // What it has to take over, it has done without.
+                self.granted(&grant, work, Time(0));
                 self.bulk_bytes = [0; CLASSES];
                 if !work.rules.keep(Rule::FreshCredits) {
                     (self.credits, self.bulk_bytes) = (credits, bulk_bytes);
@@ -1133,7 +1187,7 @@ impl Session {
             let had_nothing =
                 self.absent && self.identity.is_none() && work.rules.keep(Rule::NothingIsNotLost);
             let spare = self.is_kept || had_nothing;
-            (self.absent, self.renewed) = (false, false);
+            (self.absent, self.renewed, self.leaving) = (false, false, None);
             self.free_later.clear();
             work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare });
         }
@@ -1142,7 +1196,7 @@ impl Session {
     /// Goes on without this server until it can be reached again: other servers have all of its pages.
     fn be_absent(&mut self, work: &mut Work, reason: Lost, now: Time) {
         let during = self.end_all(work, State::Pausing, reason);
-        self.absent = true;
+        (self.absent, self.leaving) = (true, None);
         (self.broke_at, self.spare_at, self.looked, self.due) = (now, now, now, now + PAUSE);
         (self.suspect, self.silent, self.overdue) = (false, None, None);
         (self.waiting, self.drained) = (0, true);

@@ -30,6 +30,8 @@ pub struct Request {
     pub by_key: bool,
     /// All of its frame has left.
     pub(crate) departed: bool,
+    /// How often pages had got other holders when it was made.
+    pub(crate) turn: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
@@ -106,6 +108,8 @@ pub(crate) struct Work {
     pub changed: bool,
     /// A server is well again since that was looked at.
     pub well_again: bool,
+    /// How often pages got other holders.
+    pub turns: u32,
     pub pace: Pace,
     pub rules: Rules,
 }
@@ -145,6 +149,7 @@ impl Work {
             is_odd: false,
             by_key: false,
             departed: false,
+            turn: 0,
         });
         RequestId(slot)
     }
@@ -163,6 +168,7 @@ impl Work {
             is_odd: false,
             by_key: false,
             departed: false,
+            turn: self.turns,
         };
         if let Some(op) = ask.op {
             self.ops[op.0 as usize].parts += 1;
@@ -312,6 +318,18 @@ impl Work {
         let meets = |extent: &Extent| extent.first < pages.end() && pages.first < extent.end();
         let pages = self.requests.iter().zip(&self.pages);
         pages.filter(|(request, _)| changes(request)).any(|(_, pages)| pages.iter().any(meets))
+    }
+
+    /// Whether some of these pages of a region are being read at a server.
+    pub fn is_reading(&self, server: ServerIndex, of: u32, pages: Extent) -> bool {
+        let reads = |request: &Request| {
+            let Ask { opcode, of: region, .. } = request.ask;
+            let at = request.ask.server == server || request.ask.other == Some(server);
+            request.phase > Phase::Reserved && at && (opcode, region) == (Opcode::Get, of)
+        };
+        let meets = |extent: &Extent| extent.first < pages.end() && pages.first < extent.end();
+        let all = self.requests.iter().zip(&self.pages);
+        all.filter(|(request, _)| reads(request)).any(|(_, pages)| pages.iter().any(meets))
     }
 
     /// Operations that have not ended.

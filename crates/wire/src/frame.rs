@@ -168,11 +168,14 @@ pub enum Opcode {
     ListRegions = 33,
     /// Publish exposed memory, or use what another member has published ([`Reach`], by `arg`).
     Reach = 34,
+    /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
+    /// left. For who has the master key. Needs no lease.
+    Drain = 35,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 34] = [
+    pub const ALL: [Opcode; 35] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -207,6 +210,7 @@ impl Opcode {
         Opcode::ReadPiece,
         Opcode::ListRegions,
         Opcode::Reach,
+        Opcode::Drain,
     ];
 
     fn parse(byte: u8) -> Option<Self> {

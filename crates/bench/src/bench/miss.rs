@@ -399,8 +399,8 @@ pub fn touch(args: &Touch) -> Result<i32> {
     Ok(0)
 }
 
-/// This process, the servers, its parent if that is `rampool run`, and what else that has started: the private
-/// store.
+/// This process, the servers, its parent if that is `rampool run`, and what else that has started: the
+/// private store.
 fn processes(servers: &[u32]) -> Result<Vec<u32>> {
     let parent = std::os::unix::process::parent_id();
     let text = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();

@@ -36,14 +36,20 @@ pub fn serve_pool(pool: &mut Pool) {
 /// Says which servers are stopping, and which were lost without a loss of pages.
 pub fn tell(event: &PoolEvent, copies: u8) {
     match event {
-        PoolEvent::Draining { name, left, .. } if copies > 1 => remark(&format!(
-            "rampool: server {name} is stopping; it ends in {left:?}, and its pages have one copy each from then on"
+        PoolEvent::Draining { name, .. } if copies > 1 => {
+            remark(&format!("rampool: server {name} is stopping; its pages move to the other servers"));
+        }
+        PoolEvent::Drained { name, .. } => remark(&format!(
+            "rampool: server {name} is stopping and was left. It is used again when it is back"
         )),
+        PoolEvent::Holds { name, out: true, .. } if copies > 1 => {
+            remark(&format!("rampool: other servers take the place of {name}, as far as they have room"));
+        }
         PoolEvent::Draining { name, left, .. } => remark(&format!(
             "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
         )),
         PoolEvent::Degraded { name, reason, .. } => remark(&format!(
-            "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each until it is back"
+            "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each until it is back or others take its place"
         )),
         PoolEvent::Absent { name, reason, .. } => remark(&format!(
             "rampool: server {name} does not answer: {reason}. The program goes on without it until it is back: other servers have all of its pages"

@@ -1,11 +1,13 @@
 //! Keeps two copies of a run's pages: knocks at servers that are lost, leases their part anew when they are
 //! back, and tells the processes of the run.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rampool_client::pool::{Pool, ServerState, ServerStats};
+use rampool_client::pool::{Pool, ServerSpec, ServerState, ServerStats};
 use rampool_client::stats::StatsSnapshot;
 use rampool_kernel::words::remark;
+use rampool_paging::placement::ServerIndex;
 use rampool_run::settings::Settings;
 
 use crate::{copies, rundir};
@@ -14,6 +16,10 @@ use crate::{copies, rundir};
 pub const KNOCK_EVERY: Duration = Duration::from_secs(1);
 /// How often a run says how far it has got.
 const SAY_EVERY: Duration = Duration::from_secs(30);
+/// Until then processes that have ended were dismissed.
+const DISMISSED: Duration = Duration::from_millis(1200);
+/// In a run's directory: a server that is to be used in addition.
+const GROW: &str = "grow";
 
 /// Tries servers again that are lost.
 pub struct Knocks(Instant);
@@ -40,18 +46,37 @@ pub struct Redundancy {
     silent: Vec<bool>,
     /// Servers of which was said that they have no room.
     full: Vec<String>,
+    /// Servers that hold no pages for now.
+    out: Vec<bool>,
+    /// When a process of the run was last seen at a server that drains.
+    stayed: Instant,
     misses: bool,
     said: Instant,
 }
 
+/// Asks a run for one more server, which its processes may use from then on.
+pub fn ask_to_grow(run: &Path, server: &ServerSpec) -> std::io::Result<()> {
+    let (asked, new) = (run.join(GROW), run.join("grow.new"));
+    std::fs::write(&new, server.to_string())?;
+    std::fs::rename(new, asked)
+}
+
+/// Whether a run has heard of that.
+pub fn has_heard(run: &Path) -> bool {
+    !run.join(GROW).exists()
+}
+
 impl Redundancy {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Settings, pool: &mut Pool) -> Self {
+        pool.stay(true);
         let silent = vec![false; settings.ticket.servers().count()];
         Self {
             settings,
             knocks: Knocks::new(),
             silent,
             full: Vec::new(),
+            out: Vec::new(),
+            stayed: Instant::now(),
             misses: false,
             said: Instant::now(),
         }
@@ -62,7 +87,9 @@ impl Redundancy {
         if pool.copies() < 2 {
             return;
         }
-        let ticket = pool.lease_ticket();
+        let asked = self.grow(pool);
+        // Who begins now does not join a server that drains.
+        let ticket = pool.draining_servers().fold(pool.lease_ticket(), |ticket, of| ticket.leaving(of));
         if ticket != self.settings.ticket {
             self.settings.ticket = ticket;
             if let Err(error) = self.settings.write() {
@@ -71,12 +98,57 @@ impl Redundancy {
                 ));
             }
         }
+        if let Some(asked) = asked {
+            let _ = std::fs::remove_file(asked);
+        }
         let mut processes = rundir::read_stats(&self.settings.run_dir);
         processes.retain(|process| rundir::lives(process.pid));
         self.tell_silent(pool, &processes);
         self.tell_whole(pool, &processes);
         self.tell_full(pool);
+        self.make_room(pool);
+        // It dismisses processes that end there.
+        let is_left = |of: ServerIndex| {
+            let bit = 1u64.checked_shl(of.0.into()).unwrap_or(0);
+            processes.iter().all(|process| process.lost_mask & bit != 0 || process.state != 1)
+        };
+        let drains = pool.draining_servers().next().is_some();
+        if !drains || !pool.draining_servers().all(is_left) {
+            self.stayed = Instant::now();
+        }
+        pool.stay(self.stayed.elapsed() < DISMISSED);
         self.knocks.look(pool);
+    }
+
+    /// Takes in a server that somebody has named meanwhile.
+    fn grow(&mut self, pool: &mut Pool) -> Option<PathBuf> {
+        let asked = self.settings.run_dir.join(GROW);
+        let text = std::fs::read_to_string(&asked).ok()?;
+        match text.parse::<ServerSpec>() {
+            Ok(server) if pool.grow(&server) => {
+                remark(&format!("rampool: server {} is to be used in addition", server.endpoint));
+            }
+            Ok(server) => {
+                remark(&format!("rampool: server {} is one of this run's already", server.endpoint))
+            }
+            Err(error) => remark(&format!("rampool: no server is added: {error}")),
+        }
+        Some(asked)
+    }
+
+    /// Leases more where servers take the place of others.
+    fn make_room(&mut self, pool: &mut Pool) {
+        let out = pool.servers_out();
+        if out == self.out {
+            return;
+        }
+        self.out = out;
+        for (name, wanted, free) in pool.fit_lease().unwrap_or_default() {
+            remark(&format!(
+                "rampool: server {name} is to hold pages of others and lacks room: {wanted} are needed, \
+                 it lends {free}. What does not fit has one copy"
+            ));
+        }
     }
 
     /// Processes that begin now do not wait for servers that do not answer others.
@@ -106,10 +178,7 @@ impl Redundancy {
 
     /// Says once when every page has all of its copies again, and now and then how far that is.
     fn tell_whole(&mut self, pool: &Pool, processes: &[StatsSnapshot]) {
-        let has_missed = |process: &StatsSnapshot| process.missed_pages > 0 || process.lost_servers > 0;
-        let is_well = |state| matches!(state, ServerState::Well | ServerState::CatchingUp);
-        let misses =
-            processes.iter().any(has_missed) || !pool.stats().servers.iter().all(|of| is_well(of.state));
+        let misses = processes.iter().any(|process| process.lacking_pages > 0) || !pool.is_whole();
         if std::mem::replace(&mut self.misses, misses) && !misses {
             remark(&format!("rampool: every page has {} copies again", pool.copies()));
         }

@@ -30,7 +30,7 @@ pub struct PoolConfig {
     /// On how many servers each page lies. An attached pool takes it from the ticket.
     pub copies: Copies,
     /// Servers that an attached pool does without, by their place in the ticket.
-    pub(super) without: Vec<bool>,
+    pub(super) without: Vec<Without>,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
     /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by shared memory where they can.
@@ -86,15 +86,26 @@ impl PoolConfig {
 
     /// Does without the servers that do not have this region, in a process that is to take it over.
     pub fn to_adopt(&mut self, region: &RegionTicket) {
-        self.without = region.handed.names.iter().map(|name| name.0 == 0).collect();
+        let out = |index: usize| region.handed.history.out.get(index) == Some(&true);
+        let names = region.handed.names.iter().enumerate();
+        self.without =
+            names.map(|(index, name)| Without { at_first: name.0 == 0, out: out(index) }).collect();
     }
 
     /// Does without a server at first that is said not to answer, where that is one: the other holders of its pages are
     /// there. It is joined when it can be reached.
     pub fn without_silent(&mut self, silent: &[bool]) {
-        let without = self.without.iter().zip(silent).any(|(without, silent)| *without && !silent);
-        if !without && silent.iter().filter(|silent| **silent).count() == 1 {
-            self.without = silent.to_vec();
+        let has_nothing = self.without.is_empty();
+        self.without.resize(self.without.len().max(silent.len()), Without::default());
+        let all = || self.without.iter().zip(silent);
+        // Who has nothing yet goes with what others hold of it already.
+        let out = |of: &Without, silent: bool| of.out || has_nothing && silent;
+        let others = all().any(|(of, silent)| of.at_first && !silent && !of.out);
+        let waited = all().filter(|(of, silent)| **silent && !out(of, **silent)).count();
+        let without = !others && waited <= 1 && silent.contains(&true);
+        for (of, silent) in self.without.iter_mut().zip(silent) {
+            of.out |= has_nothing && *silent;
+            of.at_first = if without { *silent } else { of.at_first };
         }
     }
 
@@ -114,6 +125,15 @@ impl PoolConfig {
             pinned: ByteLen(64 << 20),
         }
     }
+}
+
+/// How a pool does without a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Without {
+    /// It is joined later, when it can be reached.
+    pub at_first: bool,
+    /// Others have taken its place, as long as it cannot be reached.
+    pub out: bool,
 }
 
 /// One memory server of a pool, and what is wanted from it.

@@ -166,7 +166,8 @@ impl Pool {
         let (regions, name, missed) = match selector {
             RegionSelector::Name(name) => (&nothing[..], name, Vec::new()),
             RegionSelector::Ticket(ticket) if ticket.is_of(&self.ticket.parts) => {
-                (&ticket.handed.names[..], "", ticket.handed.history.missed.clone())
+                let history = self.shell.client.as_placed(ticket.handed.history.clone());
+                (&ticket.handed.names[..], "", history.missed)
             }
             RegionSelector::Ticket(_) => return Err(PoolError::NoSuchRegion),
         };

@@ -51,6 +51,8 @@ impl Joining {
 /// An attempt under way.
 pub(super) struct Attempt {
     pub link: LinkId,
+    /// The server has said that it drains.
+    pub drains: Option<Header>,
     step: Step,
 }
 
@@ -83,7 +85,7 @@ impl Attempt {
     pub fn begin(link: LinkId, place: &Place) -> Result<Self, Trouble> {
         let connecting =
             Stream::begin(&place.way).map_err(|error| trouble(&HandshakeError::Connect(error)))?;
-        Ok(Self { link, step: Step::Connecting(connecting) })
+        Ok(Self { link, drains: None, step: Step::Connecting(connecting) })
     }
 
     /// What to sleep on, and whether for room to write.
@@ -152,7 +154,10 @@ impl Attempt {
                             return Ok(Reached::Answer(header, granted.ok()));
                         }
                         (Received::Blocked, None) => return Ok(Reached::NotYet),
-                        (Received::Head(header), None) if header.opcode == Opcode::Draining => continue,
+                        (Received::Head(header), None) if header.opcode == Opcode::Draining => {
+                            self.drains = Some(header);
+                            continue;
+                        }
                         _ => {
                             let odd = LostReason::Protocol("frames that were not asked for".into());
                             return Err(Trouble::ForGood(Some(odd)));

@@ -236,6 +236,7 @@ impl Server {
             Lost::Connection => self.why.clone().unwrap_or(LostReason::Closed),
             Lost::Deadline(deadline) => LostReason::Deadline(deadline),
             Lost::GivenUp => LostReason::GivenUp,
+            Lost::Drained => LostReason::Drained,
             Lost::Breach(breach) => LostReason::Protocol(breach.to_string()),
         }
     }

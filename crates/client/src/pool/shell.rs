@@ -292,6 +292,10 @@ impl Shell {
                 self.events.push_back(PoolEvent::CaughtUp { server, name });
             }
             Output::Drop { link } => self.servers[link.server.as_usize()].drop_bytes(),
+            Output::Holds { server, out } => {
+                let name = self.servers[server.as_usize()].name.clone();
+                self.events.push_back(PoolEvent::Holds { server, name, out });
+            }
             Output::Draining { server, left_ms } => {
                 let name = self.servers[server.as_usize()].name.clone();
                 self.events.push_back(PoolEvent::Draining {
@@ -487,8 +491,13 @@ impl Shell {
                 Ok(Reached::Answer(header, granted)) => {
                     let grant = granted.as_ref().map(Grant::from);
                     server.granted = granted;
+                    let drains = attempt.drains;
                     server.free_bytes = (header.status == Status::LeaseRefused).then_some(header.arg);
-                    return self.hear(now, Input::Attached { link, header, grant });
+                    self.hear(now, Input::Attached { link, header, grant });
+                    if let Some(header) = drains {
+                        self.hear(now, Input::Head { link, header });
+                    }
+                    return;
                 }
                 Err(trouble) => return self.failed(link, trouble, now),
             }
@@ -539,7 +548,9 @@ impl Shell {
         }
         let operation = during.map_or(Operation::Idle, operation);
         let name = of.name.clone();
-        self.events.push_back(if spare {
+        self.events.push_back(if reason == LostReason::Drained {
+            PoolEvent::Drained { server, name }
+        } else if spare {
             PoolEvent::Degraded { server, name, operation, reason }
         } else {
             PoolEvent::Lost { server, name, operation, reason }

@@ -904,7 +904,7 @@ fn a_member_is_dismissed_where_it_was_one() {
     let fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
     let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1], &fakes[2]])).unwrap();
     let mut attach = PoolConfig::attach(parent.lease_ticket(), "child");
-    attach.without = vec![false, true, false];
+    attach.without = [false, true, false].map(|at_first| config::Without { at_first, out: false }).to_vec();
     let child = Pool::connect(&attach).unwrap();
     let membership = child.membership();
     // It may have joined the server that it was to do without, which is there after all.

@@ -27,6 +27,8 @@ pub struct LeaseTicket {
     pub(super) copies: u8,
     /// Whether the last server has the second copy of each page.
     pub(super) backup: bool,
+    /// So many servers at the end came later than the others.
+    pub(super) later: usize,
     pub(super) parts: Vec<LeasePart>,
 }
 
@@ -82,7 +84,9 @@ impl RegionTicket {
     }
 }
 
-/// Who a pool is at its servers, in the pool's order; of use to other members of the same lease ([`super::Pool::dismiss`]).
+/// Who a pool is at its servers, in the pool's order; of use to other members of the same lease
+/// ([`super::Pool::dismiss`]).
+/// ([`super::Pool::dismiss`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Membership {
     /// With the mark of the lease at each server.
@@ -105,6 +109,9 @@ impl fmt::Display for LeaseTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let backup = if self.backup { "b" } else { "" };
         write!(f, "{LEASE_MARK};{}*{}{backup}", self.stripe_pages, self.copies)?;
+        if self.later > 0 {
+            write!(f, "+{}", self.later)?;
+        }
         for part in &self.parts {
             write!(f, ";{:x},", part.lease.0)?;
             for byte in part.token.0 {
@@ -127,6 +134,8 @@ impl FromStr for LeaseTicket {
         }
         let (stripe_pages, copies) =
             fields.next().and_then(|field| field.split_once('*')).ok_or(TicketError::Malformed)?;
+        let (copies, later) = copies.split_once('+').unwrap_or((copies, "0"));
+        let later: usize = later.parse().map_err(|_| TicketError::Malformed)?;
         let (copies, backup) = copies.strip_suffix('b').map_or((copies, false), |copies| (copies, true));
         let number = |text: &str| text.parse().map_err(|_| TicketError::Malformed);
         let (stripe_pages, copies) = (number(stripe_pages)?, number(copies)?);
@@ -143,10 +152,10 @@ impl FromStr for LeaseTicket {
             }
             parts.push(LeasePart { server, lease: LeaseId(lease), token });
         }
-        if parts.is_empty() {
+        if parts.len() <= later {
             return Err(TicketError::Malformed);
         }
-        Ok(Self { stripe_pages, copies, backup, parts })
+        Ok(Self { stripe_pages, copies, backup, later, parts })
     }
 }
 
@@ -179,17 +188,32 @@ impl LeaseTicket {
         mark(self) == mark(other)
     }
 
+    /// The same for processes that are not to join this server any more.
+    #[must_use]
+    pub fn leaving(mut self, server: ServerIndex) -> Self {
+        if let Some(part) = self.parts.get_mut(server.as_usize()) {
+            part.lease = LeaseId(0);
+        }
+        self
+    }
+
     /// What the lease is called there, in the same order.
     pub fn leases(&self) -> impl Iterator<Item = LeaseId> {
         self.parts.iter().map(|part| part.lease)
     }
 
-    /// Where pages lie.
+    /// How many servers there were at first.
+    pub(super) fn first(&self) -> usize {
+        self.parts.len() - self.later
+    }
+
+    /// Where pages lie on the servers that there were at first.
     pub(super) fn placement(&self) -> Result<Placement, PlacementError> {
+        let weights = &self.weights()[..self.first()];
         if self.backup {
-            Placement::with_backup(&self.weights(), self.stripe_pages)
+            Placement::with_backup(weights, self.stripe_pages)
         } else {
-            Placement::new(&self.weights(), self.stripe_pages, self.copies)
+            Placement::new(weights, self.stripe_pages, self.copies)
         }
     }
 
@@ -211,6 +235,11 @@ impl fmt::Display for RegionTicket {
         if !self.handed.history.stored.is_empty() {
             write_pages(f, 's', &self.handed.history.stored)?;
             self.handed.history.missed.iter().try_for_each(|missed| write_pages(f, 'm', missed))?;
+            self.handed.history.left.iter().try_for_each(|left| write_pages(f, 'l', left))?;
+        }
+        if !self.handed.history.out.is_empty() {
+            f.write_str(";o")?;
+            self.handed.history.out.iter().try_for_each(|out| f.write_str(if *out { "1" } else { "0" }))?;
         }
         Ok(())
     }
@@ -236,12 +265,21 @@ impl FromStr for RegionTicket {
                 ticket.handed.history.missed.push(parse_pages(pages)?);
                 continue;
             }
+            if let Some(pages) = field.strip_prefix('l') {
+                ticket.handed.history.left.push(parse_pages(pages)?);
+                continue;
+            }
+            if let Some(out) = field.strip_prefix('o') {
+                ticket.handed.history.out = out.bytes().map(|byte| byte == b'1').collect();
+                continue;
+            }
             let (region, lease) = field.split_once('.').unwrap_or((field, "0"));
             ticket.handed.names.push(RegionId(number(region)?));
             ticket.leases.push(number(lease)?);
         }
         let servers = ticket.handed.names.len();
-        if servers == 0 || ticket.handed.history.missed.len() > servers {
+        let History { missed, left, out, .. } = &ticket.handed.history;
+        if servers == 0 || missed.len().max(left.len()).max(out.len()) > servers {
             return Err(TicketError::Malformed);
         }
         Ok(ticket)
@@ -324,6 +362,7 @@ mod tests {
             stripe_pages: 64,
             copies: 2,
             backup: false,
+            later: 1,
             parts: vec![
                 LeasePart {
                     server: "127.0.0.1:7000=1048576".parse().unwrap(),
@@ -352,10 +391,12 @@ mod tests {
             pages
         };
         let missed = vec![pages(&[]), pages(&[(70, 72)])];
-        let history = History { stored: pages(&[(64, 128), (1 << 20, 1 << 21)]), missed };
+        let left = vec![pages(&[(70, 80)])];
+        let stored = pages(&[(64, 128), (1 << 20, 1 << 21)]);
+        let history = History { stored, missed, left, out: vec![false, true] };
         let handed = HandedOver { history, ..region.handed };
         let region = RegionTicket { handed, ..region };
-        assert!(region.to_string().ends_with(";s40+40,fff80+100000,;m;m46+2,"), "{region}");
+        assert!(region.to_string().ends_with(";s40+40,fff80+100000,;m;m46+2,;l46+a,;o01"), "{region}");
         assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region));
         let member = Membership { members: vec![(MemberId(3), 7), (MemberId(0x1f), 0x2b)] };
         assert_eq!(member.to_string(), "rampool-member-1;3.7;1f.2b");
@@ -373,7 +414,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[sm]?[0-9a-f,:=.*+]{0,60}){0,4}") {
+        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[l-s]?[0-9a-f,:=.*+]{0,60}){0,4}") {
             let _ = text.parse::<LeaseTicket>();
             let _ = text.parse::<RegionTicket>();
         }

@@ -35,6 +35,11 @@ impl Pager<Pool> {
         self.backing.join_anew(server, ticket)
     }
 
+    /// As [`Pool::grow_to`].
+    pub fn grow_to(&mut self, ticket: &LeaseTicket) {
+        self.backing.grow_to(ticket);
+    }
+
     /// As [`Pool::free_what_was_not_taken`].
     pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
         self.backing.free_what_was_not_taken(ticket);
@@ -111,6 +116,8 @@ unsafe impl Backing for Pool {
                 // The server says good-bye in time; it is lost when it goes. And what another server has is not lost.
                 PoolEvent::Draining { .. }
                 | PoolEvent::Degraded { .. }
+                | PoolEvent::Holds { .. }
+                | PoolEvent::Drained { .. }
                 | PoolEvent::Absent { .. }
                 | PoolEvent::Returned { .. }
                 | PoolEvent::CaughtUp { .. } => continue,

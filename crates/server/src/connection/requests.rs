@@ -8,7 +8,7 @@ use super::{
 use crate::refused::Refused;
 use rampool_net::transport::{Flush, Received};
 use rampool_wire::frame::{Header, MAX_BULK_BYTES, Opcode, Status};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Frames answered before another connection has its turn.
 const FRAMES_A_TURN: usize = 64;
@@ -86,6 +86,7 @@ impl Entry {
             Opcode::Goodbye => Self::handled(Connection::goodbye),
             Opcode::Heartbeat => Self::handled(Connection::heartbeat),
             Opcode::Status => Self::handled(Connection::status),
+            Opcode::Drain => Self::handled(Connection::drain),
 
             Opcode::CreateRegion => Self::handled(Connection::create_region),
             Opcode::CloneRegion => Self::handled(Connection::clone_region),
@@ -217,6 +218,18 @@ impl Connection {
     }
 
     fn heartbeat(&mut self, _: &mut Service, header: Header) -> Handled {
+        self.done(header, 0)
+    }
+
+    /// Drains for as long as there are members: no time ends that, and so no memory with pages in it.
+    fn drain(&mut self, service: &mut Service, header: Header) -> Handled {
+        if self.tenant.name.is_some() {
+            let why = "only who has the master key may ask for that";
+            return Err(Refused::new(Status::NotAllowed, why).into());
+        }
+        tracing::info!(peer = %self.link.peer(), "asked to drain");
+        service.shared.start_draining(Duration::MAX);
+        service.blocks.wake_all();
         self.done(header, 0)
     }
 

@@ -15,8 +15,9 @@ use rampool_wire::session::{AcceptError, Refusal};
 
 /// Bulk of requests, and the place of what replies bring, is this memory.
 const BULK: usize = 2 << 20;
-/// What no client asks for unless it means no good, `Draining` among it, ends the connection: half of what is
-/// left of an order of requests would not be reached.
+/// Everybody here may have the server drain, so nobody does. What no client asks for unless it means no good,
+/// `Draining` among it, ends the connection: half of what is left of an order of requests would not be
+/// reached.
 const RARELY: u64 = 200;
 
 struct Hostile {
@@ -184,7 +185,7 @@ impl Hostile {
             let len = u32::try_from(layout.size()).unwrap();
             Window { program: layout.program().clone(), from: 0, len }
         };
-        if matches!(opcode, Opcode::Draining) && below(rng, RARELY) != 0 {
+        if opcode == Opcode::Drain || opcode == Opcode::Draining && below(rng, RARELY) != 0 {
             opcode = Opcode::Heartbeat;
         }
         // Without a lease and a region there is little to do.

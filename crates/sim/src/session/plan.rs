@@ -77,6 +77,8 @@ pub struct Plan {
     pub renews: bool,
     /// A thread of the program fetches a page every few milliseconds, also when everything else is over.
     pub watches: bool,
+    /// A server comes in addition.
+    pub grows: bool,
     pub faults: Faults,
     /// A rule that is left out.
     pub omit: Option<Rule>,
@@ -127,6 +129,7 @@ impl Plan {
             child: servers > 1 && seed.is_multiple_of(2) && !faults.lies && !rng.one_in(4),
             renews: servers > 1 && seed.is_multiple_of(2) && !faults.lies && rng.one_in(2),
             watches: seed.is_multiple_of(2) && rng.one_in(6),
+            grows: servers > 1 && seed.is_multiple_of(2) && !faults.lies && rng.one_in(3),
             faults,
             omit: None,
         }
@@ -135,7 +138,7 @@ impl Plan {
     /// A run in which this rule has much to do, if a seed alone rarely gives it that.
     #[must_use]
     pub fn stressing(rule: Rule, seed: u64) -> Self {
-        let plan = Self { child: false, renews: false, watches: false, ..Self::from_seed(seed) };
+        let plan = Self::from_seed(seed).alone();
         let none = Faults::NONE;
         let lies =
             |lie| Self { faults: Faults { lies: true, ..none }, lie: Some(lie), servers: 3, ..plan.clone() };
@@ -170,7 +173,7 @@ impl Plan {
                 plan.with_copies(Faults { cuts: true, silence: true, restarts: true, ..none })
             }
             Rule::FetchFromOther | Rule::OwnName | Rule::OnlySpareEarly => {
-                plan.with_copies(Faults { silence: true, restarts: true, damage: true, ..none })
+                plan.with_copies(Faults { silence: true, dismissals: true, ..none })
             }
             Rule::FitsBoth => {
                 Self { max_bytes: 256 << 10, ..plan.with_copies(Faults { cuts: true, hangs: true, ..none }) }
@@ -230,8 +233,25 @@ impl Plan {
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
             },
             Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),
-            _ => plan,
+            _ => plan.moving(rule),
         }
+    }
+
+    /// One process, on the servers that there are at first.
+    fn alone(self) -> Self {
+        Self { child: false, renews: false, watches: false, grows: false, ..self }
+    }
+
+    /// The same for rules about servers that are out, drain or come in addition.
+    fn moving(self, rule: Rule) -> Self {
+        let first = Rule::ALL.iter().position(|of| *of == Rule::Rebuilds).expect("it is one");
+        if !Rule::ALL[first..].contains(&rule) {
+            return self;
+        }
+        let grows = self.seed.is_multiple_of(2);
+        let cuts = rule != Rule::OtherViewIsTurned;
+        let faults = Faults { cuts, silence: true, restarts: true, drain: true, ..Faults::NONE };
+        Self { renews: true, grows, child: !cuts, burst: 40, ..self.with_copies(faults) }
     }
 
     /// Two copies, little work and these faults.

@@ -15,7 +15,7 @@ use crate::rng::mix;
 /// Bytes that a lease has when nothing is short.
 const ROOM: u64 = 64 << 20;
 /// The tables are checked after each so many requests.
-const CHECKED: u64 = 16;
+const CHECKED: u64 = 64;
 /// The part of a frame's number that is what it holds.
 const VALUE: u64 = (1 << 40) - 1;
 /// Between runs of a server.
@@ -63,6 +63,8 @@ pub(super) struct Server {
     made: BTreeSet<u64>,
     frames: u64,
     requests: u64,
+    /// It drains, until then.
+    pub draining: Option<u64>,
     /// The process is gone.
     pub down: bool,
     /// All members of the lease have gone, and it with them.
@@ -96,6 +98,7 @@ impl Server {
             made,
             frames: 0,
             requests: 0,
+            draining: None,
             down: false,
             is_closed: false,
         };
@@ -223,6 +226,10 @@ impl Server {
     }
 
     fn carry_out(&mut self, member: MemberId, asked: &Asked, answer: &mut Answer) -> Result<(), SpaceError> {
+        if asked.opcode == Opcode::Goodbye {
+            self.dismiss(member);
+            return Ok(());
+        }
         let Self { space, .. } = self;
         match asked.opcode {
             Opcode::Get => {

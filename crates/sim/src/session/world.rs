@@ -6,7 +6,7 @@ use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_session::{
     ABSENCE, ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, CALM, Class, Client, DEADLINES, Failed,
     Fill, Grant, HandedOver, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE,
-    Outcome, Output, PAUSE, PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
+    Outcome, Output, PAUSE, PIECES, Pages, REBUILD_AFTER, RequestId, Rule, SPARE_SILENCE, Time,
 };
 use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -61,8 +61,9 @@ pub struct Tally {
     pub taken: u64,
     pub not_taken: u64,
     pub may_be_taken: u64,
-    pub renewed: u64,
-    pub rejoined: u64,
+    /// Others took a server's place as it was away, or drained; it was left; what was left there was dropped;
+    /// one came in addition; one was told of anew, and was back.
+    pub turns: [u64; 7],
 }
 
 impl Tally {
@@ -74,7 +75,7 @@ impl Tally {
     }
 
     /// All of them.
-    pub fn counts_mut(&mut self) -> [&mut u64; 32] {
+    pub fn counts_mut(&mut self) -> Vec<&mut u64> {
         let Self {
             stored,
             fetched,
@@ -106,10 +107,9 @@ impl Tally {
             taken,
             not_taken,
             may_be_taken,
-            renewed,
-            rejoined,
+            turns,
         } = self;
-        [
+        let mut all = vec![
             stored,
             fetched,
             updated,
@@ -140,9 +140,9 @@ impl Tally {
             taken,
             not_taken,
             may_be_taken,
-            renewed,
-            rejoined,
-        ]
+        ];
+        all.extend(turns);
+        all
     }
 }
 
@@ -177,6 +177,9 @@ enum Event {
     Fault,
     Knock,
     Expire(ServerIndex),
+    /// Whether a server that drains can end.
+    Drained(ServerIndex),
+    Grow,
     Wake,
     Pause,
     Cut(LinkId),
@@ -235,6 +238,13 @@ struct Network {
 struct Judge {
     lost: bool,
     absent_since: Option<u64>,
+    /// Since when it is lost or absent.
+    away_since: Option<u64>,
+    /// Others hold its pages.
+    out: bool,
+    /// It said that it drains; it was left since.
+    drains: bool,
+    drained: bool,
     /// The client's own time when it was lost or absent last, and for how long it was absent.
     out_at: u64,
     absent_for: u64,
@@ -345,6 +355,8 @@ enum Child {
 struct Process {
     number: usize,
     client: Client,
+    /// When pages got other holders last.
+    turned_at: u64,
     judges: Vec<Judge>,
     conns: BTreeMap<LinkId, Conn>,
     /// Answers of closed connections that the shell had taken in already.
@@ -441,10 +453,7 @@ impl World {
             let link =
                 LinkId { server: world.me.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
             let grant = server.grant(&world.plan, server.member);
-            world.me.conns.insert(
-                link,
-                Conn { membership: Some(membership), attached: true, up: true, ..Conn::new(server.run) },
-            );
+            world.me.conns.insert(link, Conn::up(server.run, membership));
             let judge = Judge { run: server.run, member: server.member, ..Judge::default() };
             world.me.judges.push(judge);
             world.servers.push(server);
@@ -466,6 +475,10 @@ impl World {
         }
         if world.plan.renews {
             world.at(2, Event::Knock);
+        }
+        if world.plan.grows {
+            let after = rng.below(world.op_ns() * 15);
+            world.at(after, Event::Grow);
         }
         world
     }
@@ -517,7 +530,8 @@ impl World {
     /// Runs to the end; panics where an invariant is broken.
     pub fn run(mut self) -> Tally {
         let storm = self.op_ns() * 25;
-        let end = storm + self.op_ns() * 30;
+        // Beside a thread that waits, what is missing comes page by page.
+        let end = storm + self.op_ns() * 30 + if self.plan.watches { 100_000 * MS } else { 0 };
         loop {
             let timers = self.processes().filter_map(|process| self.timer(process));
             let timer = timers.min().map(|due| due.max(self.now + MS));
@@ -545,7 +559,10 @@ impl World {
                 if world.now >= world.me.paused_until {
                     world.step();
                 }
-                world.me.client.check();
+                // What is wrong in the machine's tables stays so for some steps.
+                if world.sequence.is_multiple_of(4) {
+                    world.me.client.check();
+                }
                 world.check_waits();
             });
             let idle = |process: &Process| process.ops.is_empty() && process.bodies.is_empty();
@@ -567,11 +584,7 @@ impl World {
             );
             assert_eq!(world.me.client.ops_under_way(), 0, "completes-after-faults");
             assert!(world.is_whole(), "redundancy-returns: {:?}", world.me.judges);
-            for page in 0..PAGES {
-                for holder in world.placement.holders(PageIndex(page)).iter() {
-                    world.judge_stored_at(holder, page, 0);
-                }
-            }
+            (0..PAGES).for_each(|page| world.judge_stored(page, 0));
             world.judge_kept();
         });
         let grown = matches!(self.child, Child::Unborn | Child::Grown);
@@ -580,35 +593,39 @@ impl World {
         self.tally
     }
 
-    /// Each server that is not lost has all of its pages.
+    /// Every page has as many copies as there can be, and a server that drains has none.
     fn is_whole(&self) -> bool {
-        let whole = |(index, judge): (u16, &Judge)| {
-            let server = ServerIndex(index);
-            if judge.lost && self.may_renew(server) {
-                return false;
-            }
-            let missed = |page: u64| {
-                let other = self
-                    .other(server, PageIndex(page))
-                    .filter(|other| !self.me.judges[other.as_usize()].lost);
-                self.placement.holders(PageIndex(page)).iter().any(|holder| holder == server)
-                    && other
-                        .is_some_and(|other| !self.me.client.has_missed(other, self.me.of, PageIndex(page)))
-                    && self.me.client.has_missed(server, self.me.of, PageIndex(page))
-            };
-            // What there was no room for comes with the next pass.
-            let passes = self.me.client.missed_pages(server).0 > 0 || !self.plan.faults.full;
-            let makes_up = passes && (0..PAGES).any(missed);
-            judge.lost || judge.absent_since.is_none() && !makes_up
+        let servers = || (0..).zip(&self.me.judges).map(|(index, judge)| (ServerIndex(index), judge));
+        if servers().any(|(server, judge)| judge.lost && self.may_renew(server)) {
+            return false;
+        }
+        let away = servers().any(|(_, judge)| judge.absent_since.is_some());
+        let draining = |server: &ServerIndex| self.me.client.session(*server).is_draining();
+        let usable = servers().filter(|(server, judge)| !judge.lost && !draining(server)).count();
+        let copies = usable.min(usize::from(self.plan.copies));
+        let has = |page: u64, server: ServerIndex| self.has(server, std::iter::once(PageIndex(page)));
+        let lacks = |page: u64| {
+            let had = servers().filter(|(server, _)| has(page, *server)).count();
+            let held = servers().filter(|(server, _)| !draining(server) && has(page, *server)).count();
+            had > 0 && held < copies
         };
-        (0..).zip(&self.me.judges).all(whole)
+        // What there was no room for comes with the next pass.
+        let passes =
+            servers().any(|(server, _)| self.me.client.missed_pages(server).0 > 0) || !self.plan.faults.full;
+        let tracked = self.plan.copies > 1 && self.me.client.region(self.me.of).is_some();
+        let left = |(server, judge): (ServerIndex, &Judge)| {
+            // Until others have all of it.
+            let pairs = self.me.client.placement().pairs().iter();
+            let stays = usable == 0 || pairs.flat_map(|pair| pair.iter()).any(|of| !self.is_there(of));
+            !judge.lost && !stays && (self.me.client.left_pages(server) > 0 || draining(&server))
+        };
+        !away && !(tracked && (passes && (0..PAGES).any(lacks) || servers().any(left)))
     }
 
     /// What was acknowledged is with a holder, as long as none of them was lost.
     fn judge_kept(&self) {
+        let lost = self.me.judges.iter().any(|judge| judge.lost && !judge.drained);
         for (page, kept) in (0..).zip(&self.me.pages) {
-            let mut holders = self.placement.holders(PageIndex(page)).iter();
-            let lost = holders.any(|holder| self.me.judges[holder.as_usize()].lost);
             assert!(lost || kept.unsure || self.has_holder(page), "kept-is-had: page {page} has no holder");
         }
     }
@@ -622,7 +639,8 @@ impl World {
             };
             let lost = self.processes().any(|process| process.judges[at].lost);
             // A run that was begun anew has a region that is nobody's.
-            let begun = at + usize::from(server.run > LATER_RUN);
+            let is_nobodys = server.run > LATER_RUN || at >= usize::from(self.plan.servers);
+            let begun = at + usize::from(is_nobodys);
             let most = if lost { usize::MAX } else { begun + self.processes().map(known).sum::<usize>() };
             assert!(
                 server.regions() <= most,
@@ -790,11 +808,16 @@ impl World {
                 let judge = &mut self.me.judges[server.as_usize()];
                 let since = judge.absent_since.take().expect("only an absent server returns");
                 (judge.out_at, judge.absent_for) = (awake, self.now - since);
-                self.tally.rejoined += u64::from(std::mem::take(&mut judge.renewed));
+                (judge.away_since, judge.drained) = (None, false);
+                self.tally.turns[6] += u64::from(std::mem::take(&mut judge.renewed));
             }
             Output::CaughtUp { .. } => self.tally.caught_up += 1,
             Output::Drop { .. } => self.tally.dropped += 1,
-            Output::Draining { .. } => self.tally.draining += 1,
+            Output::Draining { server, .. } => {
+                self.me.judges[server.as_usize()].drains = true;
+                self.tally.draining += 1;
+            }
+            Output::Holds { server, out } => self.holds(server, out),
             Output::Ended { token, outcome, .. } => self.ended(token, outcome),
         }
     }
@@ -904,15 +927,18 @@ impl World {
             }
         }
         assert_eq!(message.run, self.me.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        self.tally.turns[3] += u64::from(body.ask.piece.is_some() && body.ask.opcode == Opcode::Discard);
         if message.header.status == Status::PoolFull
             && let Some(op) = body.token.and_then(|token| self.me.ops.get_mut(&token))
         {
             op.refused = true;
         }
         let changes = matches!(body.ask.opcode, Opcode::Put | Opcode::Discard) && body.ask.piece.is_none();
-        if changes && message.header.status == Status::Ok {
+        if changes && body.made_at > self.me.turned_at && message.header.status == Status::Ok {
             let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
-            let missed = pages.find(|page| self.me.client.has_missed(link.server, self.me.of, *page));
+            let holders = |page| self.me.client.placement().holders(page);
+            let missed = |page: &PageIndex| self.me.client.has_missed(link.server, self.me.of, *page);
+            let missed = pages.find(|page| holders(*page).has(link.server) && missed(page));
             assert!(missed.is_none(), "stored-is-not-missed: {missed:?} at {:?}", link.server);
         }
         if wanted && body.ask.opcode == Opcode::FetchOp {
@@ -999,9 +1025,39 @@ impl World {
         }
     }
 
-    /// The other holder of a page.
-    fn other(&self, server: ServerIndex, page: PageIndex) -> Option<ServerIndex> {
-        self.placement.holders(page).iter().find(|holder| *holder != server)
+    /// Other servers hold what this one did, or it does again.
+    fn holds(&mut self, server: ServerIndex, out: bool) {
+        self.me.turned_at = self.now;
+        let before = std::mem::replace(&mut self.me.judges[server.as_usize()].out, out);
+        // A child begins as its parent ends.
+        if !out || before {
+            return;
+        }
+        let judge = &self.me.judges[server.as_usize()];
+        let away = judge.away_since.map(|since| self.now - since);
+        let there = (0..self.servers.len())
+            .filter(|index| self.is_there(ServerIndex(u16::try_from(*index).expect("few"))));
+        let there = there.count();
+        if let Some(away) = away {
+            let least = u64::try_from(REBUILD_AFTER.as_nanos()).expect("short");
+            assert!(away >= least, "restarted-is-preferred: others take its place after {away} ns");
+            assert!(there >= 2, "others-are-there: {there} take the place of {server:?}");
+            self.tally.turns[0] += 1;
+        } else {
+            assert!(judge.drains, "only-draining-moves: {server:?}");
+            self.tally.turns[1] += 1;
+        }
+        let mut holders = self.me.client.placement().pairs().iter().flat_map(|pair| pair.iter());
+        let left = holders.any(|of| !self.me.client.session(of).is_draining() || self.me.client.is_out(of));
+        assert!(away.is_some() || left, "last-one-stays: {server:?}");
+    }
+
+    fn servers(&self) -> impl Iterator<Item = ServerIndex> + use<> {
+        (0..).take(self.servers.len()).map(ServerIndex)
+    }
+
+    fn holders(&self, page: u64) -> impl Iterator<Item = ServerIndex> + use<> {
+        self.me.client.placement().holders(PageIndex(page)).iter()
     }
 
     fn is_there(&self, server: ServerIndex) -> bool {
@@ -1012,13 +1068,12 @@ impl World {
     /// Whether a server is there and has not missed these pages.
     fn has(&self, server: ServerIndex, pages: impl Iterator<Item = PageIndex>) -> bool {
         let mut pages = pages;
-        self.is_there(server) && pages.all(|page| !self.me.client.has_missed(server, self.me.of, page))
+        self.is_there(server) && pages.all(|page| self.me.client.has_page(server, self.me.of, page))
     }
 
     /// Whether a holder of the page is there and has not missed it.
     fn has_holder(&self, page: u64) -> bool {
-        let page = PageIndex(page);
-        self.placement.holders(page).iter().any(|server| self.has(server, std::iter::once(page)))
+        self.servers().any(|server| self.has(server, std::iter::once(PageIndex(page))))
     }
 
     /// Whether what an absent server has is waited for.
@@ -1040,31 +1095,39 @@ impl World {
             && body.asked.opcode == Opcode::Get
             && self.is_awaited(server)
             // A discard behind it may be what is missed.
-            && (pages.all(|page| !self.me.client.has_missed(server, self.me.of, page))
+            && (pages.all(|page| self.me.client.has_page(server, self.me.of, page))
                 || lives(&self.me.client, id, body))
     }
 
     /// The other holder of a request's pages, if it has them.
     fn live_other(&self, body: &Body) -> Option<ServerIndex> {
-        let first = body.asked.extents.first().filter(|_| body.token.is_some())?.first;
-        let pages = body.asked.extents.iter().flat_map(Extent::pages);
+        body.asked.extents.first().filter(|_| body.token.is_some())?;
+        let pages = || body.asked.extents.iter().flat_map(Extent::pages);
         let same = |of: &Body| (of.token, &of.asked.extents) == (body.token, &body.asked.extents);
         let is_also_at = |other: ServerIndex| {
             let of_it = |of: &&Body| of.ask.server == other && of.ask.opcode == Opcode::Put && same(of);
             body.ask.opcode == Opcode::Put && self.me.bodies.values().any(|of| of_it(&of))
         };
-        self.other(body.ask.server, first).filter(|other| self.has(*other, pages) || is_also_at(*other))
+        let others = self.servers().filter(|other| *other != body.ask.server);
+        let fetched = body.asked.opcode == Opcode::Get;
+        let holds = |other: &ServerIndex| fetched || body.ask.other == Some(*other);
+        let lacks =
+            |other: ServerIndex| pages().any(|page| self.me.client.has_missed(other, self.me.of, page));
+        let has = |other: ServerIndex| match fetched {
+            true => self.has(other, pages()),
+            false => self.is_there(other) && !lacks(other),
+        };
+        others.filter(holds).find(|other| has(*other) || is_also_at(*other))
     }
 
     /// Another holder of each page of a server is there and has what the page may hold, or knows that it has not.
     fn judge_spare(&self, server: ServerIndex) {
         for page in 0..PAGES {
-            let holders = self.placement.holders(PageIndex(page));
-            if !holders.iter().any(|holder| holder == server) {
+            let holders = self.me.client.placement().holders(PageIndex(page));
+            if !holders.has(server) {
                 continue;
             }
-            let other =
-                holders.iter().find(|holder| *holder != server).expect("spare-is-spare: there is one copy");
+            let Some(other) = holders.iter().find(|holder| *holder != server) else { continue };
             let judge = &self.me.judges[other.as_usize()];
             assert!(!judge.lost && judge.absent_since.is_none(), "spare-is-spare: {other:?} is not there");
             if self.me.client.has_missed(other, self.me.of, PageIndex(page)) {
@@ -1130,6 +1193,7 @@ impl World {
         let (now, awake) = (self.now, self.awake());
         let judge = &mut self.me.judges[server.as_usize()];
         judge.out_at = awake;
+        judge.away_since = judge.away_since.or(Some(now));
         assert!(judge.absent_since.replace(now).is_none(), "absent-once: {server:?}");
         judge.down_since = None;
         // What it may have made, it keeps.
@@ -1205,7 +1269,8 @@ impl World {
         self.tally.moved += 1;
         let body = self.me.bodies.get(&request).expect("what moves is under way");
         assert_eq!(body.asked.opcode, Opcode::Get, "only what is fetched moves");
-        let to = self.other(from, body.asked.extents[0].first).expect("there is another holder");
+        let to = self.me.client.request(request).ask.server;
+        assert!(to != from, "what moves goes elsewhere");
         let region = self.name(to);
         let body = self.me.bodies.get_mut(&request).expect("seen above");
         if let Some(conn) = body.over.take().and_then(|link| self.me.conns.get_mut(&link)) {
@@ -1230,35 +1295,50 @@ impl World {
 
     fn lost(&mut self, server: ServerIndex, reason: Lost, spare: bool) {
         let (op, now, awake) = (self.op_ns(), self.now, self.awake());
-        let others = |page: u64| self.placement.holders(PageIndex(page)).iter().filter(|of| *of != server);
-        let is_its = |page: &u64| self.placement.holders(PageIndex(*page)).iter().any(|of| of == server);
-        let kept = |page: u64| others(page).any(|other| self.is_there(other));
-        let filled = (0..PAGES).filter(is_its).all(kept);
+        let others = |page: u64| self.holders(page).filter(|of| *of != server);
+        let is_out = self.me.client.is_out(server);
+        let is_its = |page: &u64| is_out || self.holders(*page).any(|of| of == server);
+        let any = self.plan.copies > 1 && self.servers().any(|of| of != server && self.is_there(of));
+        let alone = |page: u64| self.holders(page).count() == 1 && any;
+        let kept = |page: u64| alone(page) || others(page).any(|other| self.is_there(other));
+        let all = (0..PAGES).filter(is_its).all(kept);
+        let filled = all || is_out && self.me.client.left_pages(server) == 0;
         let never_here = self.me.judges[server.as_usize()].member.0 == 0;
+        // Holders may have changed with it.
+        let turned = self.servers().any(|of| self.me.client.is_out(of) != self.me.judges[of.as_usize()].out);
         assert!(
-            spare == (filled || never_here),
+            turned || spare == (filled || never_here),
             "loses-pages-only: {server:?} is lost, spare: {spare}, not {filled}"
         );
-        if spare && filled {
+        if spare && filled && !turned {
             self.judge_spare(server);
         }
         self.tally.spared += u64::from(spare);
         let judge = &mut self.me.judges[server.as_usize()];
         assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
         judge.out_at = awake;
+        judge.away_since = judge.away_since.or(Some(now));
+        judge.drained = reason == Lost::Drained;
         let ages = self.me.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
         let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
         let old = oldest + MS >= op * u64::from(DEADLINES - 1);
         let absent = judge.absent_since.take();
+        // What was waited for in vain before is excused after, too.
+        judge.absent_for = absent.map_or(judge.absent_for, |since| now - since);
         let judge = &self.me.judges[server.as_usize()];
         match reason {
             _ if judge.lied => {}
             Lost::Breach(breach) => panic!("honest-is-not-blamed: {breach}"),
             Lost::Deadline(_) => self.judge_deadline(server, op, old),
+            Lost::Drained => {
+                assert!(judge.drains, "only-draining-moves: {server:?}");
+                assert_eq!(self.me.client.left_pages(server), 0, "leaves-empty: {server:?}");
+            }
             Lost::GivenUp => {
-                let gone = self.servers[server.as_usize()].run != judge.run;
+                let at = &self.servers[server.as_usize()];
+                let gone = at.run != judge.run || at.draining.is_some() || !at.has_lease();
                 let grace = u64::try_from(self.plan.grace.as_nanos()).expect("short");
-                assert!(gone || judge.dismissed || self.now > grace, "given-up-has-a-reason");
+                assert!(gone || judge.dismissed || judge.drains || self.now > grace, "given-up-has-a-reason");
             }
             Lost::Connection => {
                 let often = judge.breaks >= MAX_BREAKS;
@@ -1275,6 +1355,7 @@ impl World {
             Lost::Deadline(_) => self.tally.lost_deadline += 1,
             Lost::GivenUp => self.tally.lost_given_up += 1,
             Lost::Connection => self.tally.lost_connection += 1,
+            Lost::Drained => self.tally.turns[2] += 1,
         }
         self.drop_bodies(server);
         if self.plan.renews {
@@ -1296,7 +1377,7 @@ impl World {
         if self.now < self.me.paused_until {
             return;
         }
-        for server in (0..self.plan.servers).map(ServerIndex) {
+        for server in self.servers() {
             if self.may_renew(server) && (self.quiet || self.rng.one_in(2)) {
                 self.renew(server);
             }
@@ -1304,7 +1385,7 @@ impl World {
     }
 
     fn renew(&mut self, server: ServerIndex) {
-        self.tally.renewed += 1;
+        self.tally.turns[5] += 1;
         let (at, now) = (&self.servers[server.as_usize()], self.now);
         let counters = self.me.number * COUNTERS..(self.me.number + 1) * COUNTERS;
         self.me.counters[server.as_usize()].copy_from_slice(&at.counters[counters]);
@@ -1319,6 +1400,8 @@ impl World {
             sent: now,
             out_at: judge.out_at,
             connected_at: judge.connected_at,
+            away_since: judge.away_since,
+            out: judge.out,
             ..Judge::default()
         };
         if let Some(fork) = &mut self.me.fork {
@@ -1368,7 +1451,9 @@ impl World {
             Outcome::Full { .. } => {
                 self.tally.full += 1;
                 let none_left = op.pages.iter().any(|(page, _)| !self.has_holder(*page));
-                assert!(op.refused || op.excused || none_left, "full-has-a-reason: {op:?}");
+                // What had it may not hold it any more.
+                let moved = self.me.turned_at >= op.made_at;
+                assert!(op.refused || op.excused || none_left || moved, "full-has-a-reason: {op:?}");
             }
             Outcome::Done => {}
             Outcome::Denied { server, .. } => {
@@ -1445,9 +1530,7 @@ impl World {
 
     /// An acknowledged store lies at its server, as long as that lives, or what was stored since.
     fn judge_stored(&self, page: u64, store: u64) {
-        for holder in self.placement.holders(PageIndex(page)).iter() {
-            self.judge_stored_at(holder, page, store);
-        }
+        self.servers().for_each(|server| self.judge_stored_at(server, page, store));
     }
 
     fn judge_stored_at(&self, holder: ServerIndex, page: u64, store: u64) {
@@ -1501,17 +1584,19 @@ impl World {
             return;
         }
         let most = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 2;
-        for index in 0..self.plan.servers {
-            let server = ServerIndex(index);
+        for server in self.servers() {
             let pages = (0..PAGES).step_by(STRIPE_PAGES as usize).map(PageIndex);
-            let holders = pages.map(|page| self.placement.holders(page));
-            let others = holders.filter(|of| of.iter().any(|of| of == server)).flat_map(|of| of.iter());
+            let holders = pages.map(|page| self.me.client.placement().holders(page));
+            let others = holders.filter(|of| of.has(server)).flat_map(|of| of.iter());
             let mut others = others.filter(|other| *other != server);
             let clone = self.me.client.region(CLONE);
             let knows_clone =
                 |other: ServerIndex| clone.is_none_or(|region| region.names[other.as_usize()].0 != 0);
             let is_named = |other: ServerIndex| self.name(other).0 != 0 && knows_clone(other);
-            let filled = others.all(|other| self.is_there(other) && is_named(other));
+            let alone =
+                self.me.client.placement().pairs().iter().any(|pair| pair.has(server) && pair.copy.is_none());
+            let paired = !alone && !self.me.client.is_out(server);
+            let filled = paired && others.all(|other| self.is_there(other) && is_named(other));
             let judge = &mut self.me.judges[server.as_usize()];
             judge.filled_since = filled.then(|| judge.filled_since.unwrap_or(self.now));
             let since = judge.filled_since.zip(judge.down_since).map(|(filled, down)| filled.max(down));
@@ -1536,15 +1621,16 @@ impl World {
         let silent = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
         let most = if faults.silence { silent } else { 100 * MS };
         for (token, op) in self.me.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
-            let age = self.now - op.made_at;
+            // A server that has just come to hold pages is asked from then on.
+            let since = op.made_at.max(self.me.turned_at);
+            let age = self.now - since;
             let well = |server: ServerIndex, page: u64| {
                 let judge = &self.me.judges[server.as_usize()];
                 self.has(server, std::iter::once(PageIndex(page)))
                     && judge.down_since.is_none()
-                    && judge.well_since + most < op.made_at
+                    && judge.well_since + most < since
             };
-            let served =
-                |page: u64| self.placement.holders(PageIndex(page)).iter().any(|holder| well(holder, page));
+            let served = |page: u64| self.servers().any(|holder| well(holder, page));
             let waits = age > most && op.pages.iter().all(|(page, _)| served(*page));
             assert!(!waits, "reads-find-a-holder: operation {token} waits for {age} ns, {op:?}");
         }
@@ -1553,6 +1639,11 @@ impl World {
     // --- The network and the servers -------------------------------------------------------------------------------
 
     fn happen(&mut self, event: Event) {
+        let paused = self.me.paused_until.saturating_sub(self.now);
+        if paused > 0 && matches!(event, Event::Connected(_) | Event::Refused(_)) {
+            // The client hears of it when it has time.
+            return self.at(paused, event);
+        }
         match event {
             Event::AtServer(link, message) => self.at_server(link, message),
             Event::AtClient(link, message) => {
@@ -1580,6 +1671,8 @@ impl World {
             Event::Watch => self.watch(),
             Event::Fault => self.fault(),
             Event::Knock => self.knock(),
+            Event::Drained(server) => self.drained(server),
+            Event::Grow => self.grow(),
             Event::Expire(server) => {
                 let now_ms = self.now / MS;
                 self.servers[server.as_usize()].expire(now_ms);
@@ -1693,8 +1786,78 @@ impl World {
                     if_in_link: None,
                 };
                 self.carry_to_client(link, message, 0);
+                if status == Status::Ok && self.servers[link.server.as_usize()].draining.is_some() {
+                    self.say_draining(link);
+                }
             }
             ToServer::Request(asked) => self.serve(link, &asked),
+        }
+    }
+
+    /// The server says that it ends.
+    fn say_draining(&mut self, link: LinkId) {
+        let header = Header::request(Opcode::Draining, 0).with_arg(1000);
+        let run = self.me.conns[&link].run;
+        let message = ToClient { header, values: Vec::new(), grant: None, run, if_in_link: None };
+        self.carry_to_client(link, message, 0);
+    }
+
+    /// The server drains: it says so, also to who comes later.
+    fn drain(&mut self, index: usize) {
+        let server = ServerIndex(u16::try_from(index).expect("few"));
+        self.servers[index].draining = Some(self.now + self.op_ns() * 4);
+        self.each(|world| {
+            let up = |(link, conn): (&LinkId, &Conn)| {
+                (link.server == server && conn.up && !conn.cut).then_some(*link)
+            };
+            if let Some(link) = world.me.conns.iter().find_map(up) {
+                world.say_draining(link);
+            }
+        });
+        let after = self.op_ns() / 10;
+        self.at(after, Event::Drained(server));
+    }
+
+    fn drained(&mut self, server: ServerIndex) {
+        let of = &self.servers[server.as_usize()];
+        match of.draining {
+            Some(until) if self.now < until && of.has_lease() && !self.quiet => {
+                let after = self.op_ns() / 10;
+                self.at(after, Event::Drained(server));
+            }
+            Some(_) => self.restart(server.as_usize()),
+            None => {}
+        }
+    }
+
+    /// One more server is named to each client.
+    fn grow(&mut self) {
+        if self.quiet {
+            return;
+        }
+        self.tally.turns[4] += 1;
+        let index = self.servers.len();
+        let (server, _) = Server::new(&self.plan, index, index as u64 + 1);
+        self.servers.push(server);
+        self.networks.push(Network { delay: self.rng.between(20, 2000) * US, ..Network::default() });
+        self.each(|world| world.add_grown(index));
+    }
+
+    fn add_grown(&mut self, index: usize) {
+        let run = self.servers[index].run;
+        let absent_since = Some(self.now);
+        let judge = Judge {
+            run,
+            absent_since,
+            away_since: absent_since,
+            out: true,
+            well_since: self.now,
+            ..Judge::default()
+        };
+        self.me.judges.push(judge);
+        self.me.add_later(&self.plan, Time(self.now));
+        if let Some(fork) = &mut self.me.fork {
+            fork.names.push(RegionId(0));
         }
     }
 
@@ -1933,18 +2096,15 @@ impl World {
                 let room = if self.rng.one_in(2) { PAGES * 4 } else { self.rng.below(64) };
                 self.servers[index].set_room(room);
             }
+            8 if self.plan.copies > 1 && self.rng.one_in(2) && self.servers[index].draining.is_none() => {
+                self.drain(index)
+            }
             8 => {
                 let up = |(link, conn): (&LinkId, &Conn)| {
                     (link.server == server && conn.up && !conn.cut).then_some(*link)
                 };
                 if let Some(link) = self.me.conns.iter().find_map(up) {
-                    let header = Header::request(Opcode::Draining, 0).with_arg(1000);
-                    let run = self.me.conns[&link].run;
-                    self.carry_to_client(
-                        link,
-                        ToClient { header, values: Vec::new(), grant: None, run, if_in_link: None },
-                        0,
-                    );
+                    self.say_draining(link);
                 }
             }
             9 => {
@@ -2128,24 +2288,27 @@ impl World {
         let takes = |server: ServerIndex, page: PageIndex| match opcode {
             Opcode::Put => self.is_there(server) && self.name(server).0 != 0,
             _ => {
-                let missed = self.me.client.has_missed(server, self.me.of, page);
-                (self.is_there(server) || self.is_awaited(server)) && !missed
+                let has = self.me.client.has_page(server, self.me.of, page);
+                (self.is_there(server) || self.is_awaited(server)) && has
             }
         };
-        let has_holder = |page: PageIndex| self.placement.holders(page).iter().any(|of| takes(of, page));
+        let stores = opcode == Opcode::Put;
+        let may =
+            |of: ServerIndex, page: PageIndex| !stores || self.me.client.placement().holders(page).has(of);
+        let has_holder = |page: PageIndex| self.servers().any(|of| may(of, page) && takes(of, page));
         let excused = !extents.iter().flat_map(Extent::pages).all(has_holder);
         self.me.ops.get_mut(&token).expect("just begun").excused = excused;
         let mut parts: BTreeMap<RequestId, Asked> = BTreeMap::new();
         let pages =
             Pages { of: self.me.of, op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
         let mut order = Vec::new();
-        let (client, placement, now) = (&mut self.me.client, &self.placement, Time(self.now));
+        let (client, now) = (&mut self.me.client, Time(self.now));
         for (place, extent) in extents.iter().enumerate() {
-            client.submit_pages(now, placement, pages, *extent, |fill| {
+            client.submit_pages(now, pages, *extent, |fill| {
                 fill_part(fill, opcode, &values[place.min(values.len().max(1) - 1)..], &mut parts, &mut order)
             });
         }
-        client.close_pages(placement, pages, |fill| fill_part(fill, opcode, &[], &mut parts, &mut order));
+        client.close_pages(pages, |fill| fill_part(fill, opcode, &[], &mut parts, &mut order));
         for id in order {
             let mut asked = parts.remove(&id).expect("it was filled");
             let ask = self.me.client.request(id).ask;
@@ -2245,8 +2408,8 @@ impl World {
                 kept.unsure = true;
             }
             let mut made: Vec<(RequestId, Extent)> = Vec::new();
-            let (client, placement, now) = (&mut self.me.client, &self.placement, Time(self.now));
-            client.discard_pages(now, placement, self.me.of, extent, |id, extent| {
+            let (client, now) = (&mut self.me.client, Time(self.now));
+            client.discard_pages(now, self.me.of, extent, |id, extent| {
                 made.retain(|(other, _)| *other != id);
                 made.push((id, extent));
             });
@@ -2325,10 +2488,8 @@ impl World {
             judge.lost || judge.renewed
         };
         let named = |server: ServerIndex| names[server.as_usize()].0 != 0 && self.is_there(server);
-        self.placement
-            .pairs()
-            .iter()
-            .all(|pair| pair.iter().any(named) && pair.iter().all(|server| named(server) || out(server)))
+        let mut pairs = self.me.client.placement().pairs().iter();
+        pairs.all(|pair| pair.iter().any(named) && pair.iter().all(|server| named(server) || out(server)))
     }
 
     /// What no server has, the program cannot count on.
@@ -2381,42 +2542,41 @@ impl World {
         for (index, parents) in self.me.judges.iter().enumerate() {
             let (server, network) = (&mut self.servers[index], self.networks[index]);
             let silent = network.silent_to.max(network.silent_from).max(network.hang_until);
-            let reached = !server.down && self.now >= silent && !self.rng.one_in(4);
-            let (reachable_since, well_since) = (parents.reachable_since, self.now);
+            let grown = index >= usize::from(self.plan.servers);
+            let reached = !server.down && self.now >= silent && !self.rng.one_in(4) && !grown;
             // It may have heard of a lease that its parent has not heard of.
             let newer = self.plan.renews && !server.down && self.rng.one_in(2);
             let run = if newer { server.run } else { parents.run };
             let mut judge = Judge {
                 run,
                 dismissed: parents.dismissed,
-                reachable_since,
-                well_since,
-                heard: self.now,
-                sent: self.now,
-                ..Judge::default()
+                reachable_since: parents.reachable_since,
+                ..Judge::now(self.now)
             };
             let member = MemberId(0);
             match reached.then(|| server.attach(&self.plan, LeaseId(1), member, run)).and_then(Result::ok) {
                 Some((membership, grant)) => {
                     let server_index = child.client.add_server(self.plan.op_deadline, now);
-                    let conn = Conn {
-                        membership: Some(membership),
-                        attached: true,
-                        up: true,
-                        ..Conn::new(server.run)
-                    };
+                    let conn = Conn::up(server.run, membership);
                     child.conns.insert(LinkId { server: server_index, connection: 0 }, conn);
                     judge.member = membership.0;
                     grants.push(Input::Granted { server: server_index, grant, reconnects: true });
                 }
                 None => {
-                    child.client.add_absent(self.plan.op_deadline, now);
-                    judge.absent_since = Some(self.now);
+                    if !grown {
+                        child.client.add_absent(self.plan.op_deadline, now);
+                    }
+                    (judge.absent_since, judge.away_since) =
+                        (Some(self.now), parents.away_since.or(Some(self.now)));
+                    judge.out = grown || handed.history.out.get(index) == Some(&true);
                 }
             }
             child.judges.push(judge);
         }
         child.client.place(&self.placement);
+        let later = usize::from(self.plan.servers)..child.judges.len();
+        later.for_each(|_| child.add_later(&self.plan, now));
+        child.client.begin_without(&handed.history.out);
         if !child.client.has_all_pages() {
             // It ends at once.
             for (server, judge) in self.servers.iter_mut().zip(&child.judges) {
@@ -2485,7 +2645,7 @@ impl World {
     }
 
     fn direct(&mut self, kind: Kind, opcode: Opcode, bytes: u64, wanted: bool) {
-        let server = ServerIndex(u16::try_from(self.rng.index(self.servers.len())).expect("few"));
+        let server = ServerIndex(u16::try_from(self.rng.index(self.plan.servers.into())).expect("few"));
         let counter = self.rng.index(COUNTERS);
         if self.me.judges[server.as_usize()].absent_since.is_some() {
             return;
@@ -2537,6 +2697,7 @@ impl Process {
         Self {
             number,
             client,
+            turned_at: 0,
             judges: Vec::new(),
             conns: BTreeMap::new(),
             stale: Vec::new(),
@@ -2561,9 +2722,19 @@ impl Process {
             last_pause: 0,
         }
     }
+
+    /// One more server.
+    fn add_later(&mut self, plan: &Plan, now: Time) {
+        self.client.grow(plan.op_deadline, now, 1);
+        self.counters.push([0; COUNTERS]);
+    }
 }
 
 impl Judge {
+    fn now(now: u64) -> Self {
+        Self { well_since: now, heard: now, sent: now, ..Self::default() }
+    }
+
     /// It cannot be heard of until then.
     fn unreachable(&mut self, until: u64) {
         self.reachable_since = self.reachable_since.max(until);
@@ -2572,6 +2743,11 @@ impl Judge {
 }
 
 impl Conn {
+    /// One that is attached.
+    fn up(run: u64, membership: Membership) -> Self {
+        Self { membership: Some(membership), attached: true, up: true, ..Self::new(run) }
+    }
+
     fn new(run: u64) -> Self {
         Self {
             membership: None,
