@@ -6,8 +6,9 @@
 
 use crate::refused::Refused;
 use rampool_kernel::sealed::SealedMemory;
+use rampool_lease::ConnectionNumber;
 use rampool_pinning::keys::Rights;
-use rampool_wire::frame::{Published, Reach, Status};
+use rampool_wire::frame::{MemberId, Published, Reach, Status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -19,8 +20,11 @@ const MOST_PUBLISHED: usize = 1024;
 pub(crate) struct PublishedMemories {
     /// The last number given.
     last: u64,
-    memories: BTreeMap<u64, (Published, Arc<SealedMemory>)>,
+    memories: BTreeMap<u64, (Published, Arc<SealedMemory>, Owner)>,
 }
+
+/// Who has published a memory: a member, and on which of its connections.
+pub(super) type Owner = (MemberId, ConnectionNumber);
 
 impl PublishedMemories {
     pub(super) fn publish(
@@ -28,8 +32,11 @@ impl PublishedMemories {
         memory: Arc<SealedMemory>,
         rights: Rights,
         name: &str,
+        owner: Owner,
     ) -> Result<u64, Refused> {
-        if self.memories.values().any(|(one, _)| one.name == name) {
+        // The end of an earlier connection may be noticed later than what comes on the next one.
+        self.memories.retain(|_, (one, _, by)| one.name != name || by.0 != owner.0 || by.1 == owner.1);
+        if self.memories.values().any(|(one, ..)| one.name == name) {
             let said = format!("there is published memory named {name:?} already");
             return Err(Refused::new(Status::NotAllowed, said));
         }
@@ -40,7 +47,7 @@ impl PublishedMemories {
         self.last += 1;
         let (number, bytes) = (self.last, memory.bytes() as u64);
         let published = Published { number, bytes, rights, name: name.to_owned() };
-        self.memories.insert(number, (published, memory));
+        self.memories.insert(number, (published, memory, owner));
         Ok(number)
     }
 
@@ -51,7 +58,7 @@ impl PublishedMemories {
     /// Appends those above a number, and gives the last one if there are more.
     fn list(&self, after: u64, table: &mut Vec<u8>) -> u64 {
         let mut last = 0;
-        for (number, (published, _)) in self.memories.range(after.saturating_add(1)..) {
+        for (number, (published, ..)) in self.memories.range(after.saturating_add(1)..) {
             if !published.encode(table) {
                 return last;
             }
@@ -62,7 +69,7 @@ impl PublishedMemories {
 
     /// A pointer to `len` bytes of a memory, if they may be used so. It is used while this is borrowed.
     fn find(&self, number: u64, offset: u64, len: usize, writes: bool) -> Result<*mut u8, Refused> {
-        let Some((published, memory)) = self.memories.get(&number) else {
+        let Some((published, memory, _)) = self.memories.get(&number) else {
             let said = "this memory is published no more: it was withdrawn, or its owner has left";
             return Err(Refused::new(Status::NoSuchRegion, said));
         };

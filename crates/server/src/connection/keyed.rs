@@ -6,7 +6,7 @@
 //! out, while its shard does nothing else for this connection; so a revocation that comes after it finds no
 //! use under way. What is [published](crate::published) other connections use too.
 
-use super::{Connection, End, Fail, Handled, Service, no_lease, tell};
+use super::{Connection, End, Fail, Handled, Membership, Service, no_lease, tell};
 use crate::lease::Lease;
 use crate::refused::Refused;
 use rampool_kernel::sealed::SealedMemory;
@@ -92,13 +92,13 @@ impl Exposures {
     }
 
     /// Lets the members of a lease use memory. A memory has one name at a time.
-    fn publish(&mut self, lease: &Arc<Lease>, key: Key, rights: Rights, name: &str) -> Result<(), Refused> {
+    fn publish(&mut self, by: &Membership, key: Key, rights: Rights, name: &str) -> Result<(), Refused> {
         let Some(memory) = self.memories.get(&key).cloned() else {
             return Err(UseRefused::Unknown(key).into());
         };
         self.unpublish(key);
-        let number = lease.published().publish(memory, rights, name)?;
-        self.published.insert(key, (lease.clone(), number));
+        let number = by.lease.published().publish(memory, rights, name, (by.member, by.connection))?;
+        self.published.insert(key, (by.lease.clone(), number));
         Ok(())
     }
 
@@ -185,14 +185,14 @@ impl Connection {
     /// Publishes memory, or uses what another member has published.
     pub(super) fn reach(&mut self, service: &mut Service, header: Header) -> Handled {
         let reach = Reach::parse(header.arg, self.link.table())?;
-        let lease = &self.membership.as_ref().ok_or_else(no_lease)?.lease;
+        let membership = self.membership.as_ref().ok_or_else(no_lease)?;
         service.table.clear();
         let arg = match reach {
             Reach::Publish { key, rights, name } => {
-                self.exposures.publish(lease, key, rights, name)?;
+                self.exposures.publish(membership, key, rights, name)?;
                 0
             }
-            other => lease.published().reach(other, &mut service.table)?,
+            other => membership.lease.published().reach(other, &mut service.table)?,
         };
         tell(&mut self.link, &mut service.head, header.reply(Status::Ok).with_arg(arg), &service.table);
         Ok(())
