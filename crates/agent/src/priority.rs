@@ -4,25 +4,25 @@
 //! to make a page leave than to touch one. So the agent's thread goes first until the program is within its
 //! budget, where the system allows that (CAP_SYS_NICE or RLIMIT_NICE).
 
+use rampool_kernel::thread;
+
 /// Of the calling thread.
 pub struct ThreadPriority {
-    usual: libc::c_int,
+    usual: i32,
     on: bool,
 }
 
 impl ThreadPriority {
     pub fn begin() -> Self {
-        rampool_kernel::thread::ask_for_short_slices();
-        // SAFETY: no preconditions; on Linux this is the calling thread's own.
-        Self { usual: unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }, on: false }
+        thread::ask_for_short_slices();
+        Self { usual: thread::niceness(), on: false }
     }
 
     pub fn set(&mut self, on: bool) {
-        const FIRST: libc::c_int = -20;
+        const FIRST: i32 = -20;
         if on != self.on {
             self.on = on;
-            // SAFETY: no preconditions. Where it is refused, nothing changes.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, if on { FIRST } else { self.usual }) };
+            thread::be_nice(if on { FIRST } else { self.usual });
         }
     }
 }

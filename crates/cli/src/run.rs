@@ -509,8 +509,8 @@ fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultM
     }
 }
 
-/// Starts the program, with the signal mask from before; returns its process id. (`Command` would copy this
-/// process first.)
+/// Starts the program, with the signal mask from before, and what keeps a CPU awake for it; returns its
+/// process id. (`Command` would copy this process first.)
 fn start(
     found: &Found,
     command: &[OsString],

@@ -892,10 +892,8 @@ impl Pool {
             }
         };
         let shares = shares.iter().zip(&self.shell.servers);
-        shares
-            .map(|(share, server)| part(server.index, *share))
-            .map(|bytes| bytes.div_ceil(4096) * 4096)
-            .collect()
+        let fitting = shares.map(|(share, server)| part(server.index, *share));
+        fitting.map(|bytes| bytes.next_multiple_of(OS_PAGE_BYTES as u64)).collect()
     }
 
     /// Leases what servers need that take the place of others. For who owns the lease. Blocks until all
@@ -910,7 +908,7 @@ impl Pool {
         let mut wanted: Vec<u64> = self.fitting(&lent);
         wanted.iter_mut().zip(&self.leased).for_each(|(wanted, leased)| *wanted = (*wanted).max(*leased));
         let nothing = vec![RegionId(0); self.server_count()];
-        let mut short = Vec::new();
+        let (page, mut short) = (OS_PAGE_BYTES as u64, Vec::new());
         for round in 0..2 {
             if wanted == self.leased {
                 break;
@@ -919,7 +917,7 @@ impl Pool {
             for (index, reply) in replies.iter().enumerate() {
                 match reply {
                     Ok(reply) if reply.status == Status::LeaseRefused => {
-                        let most = self.leased[index] + reply.arg / 4096 * 4096;
+                        let most = self.leased[index] + reply.arg / page * page;
                         if round == 0 {
                             let name = self.shell.servers[index].name.clone();
                             short.push((name, ByteLen(wanted[index]), ByteLen(most)));
@@ -971,24 +969,25 @@ impl Pool {
         let lent: Vec<u64> =
             self.ticket.parts.iter().map(|part| part.server.memory.unwrap_or_default().0).collect();
         let memory = server.memory.unwrap_or(ByteLen(lent.iter().max().copied().unwrap_or_default()));
-        let part = no_part(ServerSpec { endpoint, memory: Some(memory) });
-        self.ticket.later += 1;
-        self.ticket.parts.push(part.clone());
+        let server = self.add_part(no_part(ServerSpec { endpoint, memory: Some(memory) }));
+        self.has_no_lease(server.as_usize());
+        self.lease_anew(server)
+    }
+
+    /// The lease has one more server, which answers within the time that the others have.
+    fn add_part(&mut self, part: LeasePart) -> ServerIndex {
         let deadline =
             self.shell.client.sessions().next().map_or(Duration::ZERO, |session| session.op_deadline());
-        let index = self.add_later(&part, deadline).as_usize();
-        self.has_no_lease(index);
-        self.lease_anew(ServerIndex(u16::try_from(index).expect("it was added")))
+        let server = self.add_later(&part, deadline);
+        self.ticket.later += 1;
+        self.ticket.parts.push(part);
+        server
     }
 
     /// Uses the servers that a newer ticket of the same lease has in addition.
     pub fn grow_to(&mut self, ticket: &LeaseTicket) {
         for part in ticket.parts.iter().skip(self.ticket.parts.len()).take_while(|part| part.is_leased()) {
-            let deadline =
-                self.shell.client.sessions().next().map_or(Duration::ZERO, |session| session.op_deadline());
-            self.ticket.later += 1;
-            self.ticket.parts.push(part.clone());
-            self.add_later(part, deadline);
+            self.add_part(part.clone());
             for names in self.regions.iter_mut().flatten() {
                 names.ids.push(RegionId(0));
             }

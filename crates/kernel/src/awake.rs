@@ -22,6 +22,8 @@ const WINDOW: Duration = Duration::from_millis(100);
 const CROWDED: u32 = 45;
 /// Between two looks others have had the CPU for so long, or not at all.
 const AWAY: Duration = Duration::from_micros(50);
+/// The niceness of a thread that runs only where others leave the CPU, but for about a hundredth of the time.
+const LAST: i32 = 19;
 
 #[repr(C)]
 struct Words {
@@ -44,7 +46,7 @@ impl AwakePage {
     /// # Errors
     /// As making and mapping a file.
     pub fn create(path: &Path) -> std::io::Result<Self> {
-        Self::map(path, true)
+        Self::map(&SharedObject::create(path, OS_PAGE_BYTES)?)
     }
 
     /// The page that another process has made.
@@ -52,12 +54,11 @@ impl AwakePage {
     /// # Errors
     /// As opening and mapping a file.
     pub fn open(path: &Path) -> std::io::Result<Self> {
-        Self::map(path, false)
+        Self::map(&SharedObject::open(path, OS_PAGE_BYTES)?)
     }
 
-    fn map(path: &Path, create: bool) -> std::io::Result<Self> {
-        let object = SharedObject::file(path, OS_PAGE_BYTES, create)?;
-        let mapping = Mapping::shared(&object).map_err(std::io::Error::other)?;
+    fn map(object: &SharedObject) -> std::io::Result<Self> {
+        let mapping = Mapping::shared(object).map_err(std::io::Error::other)?;
         mapping.allow(mapping.start(), mapping.bytes()).map_err(std::io::Error::from_raw_os_error)?;
         Ok(Self(mapping))
     }
@@ -88,7 +89,7 @@ impl AwakePage {
     /// Keeps the CPU awake while there are beats, with what others leave of it, for as long as the process
     /// lives.
     pub fn keep(&self) -> ! {
-        crate::thread::go_last();
+        crate::thread::be_nice(LAST);
         loop {
             self.wait();
             self.look();
@@ -114,7 +115,7 @@ impl AwakePage {
         }
     }
 
-    /// Looks for beats, for as long as there are any and nobody else wants the CPU.
+    /// Looks for beats. Ends when none come, or when others use the CPU.
     fn look(&self) {
         let words = self.words();
         let start = Instant::now();
@@ -137,8 +138,9 @@ impl AwakePage {
                 away += since;
             }
             last = now;
-            if beats != words.beats.load(Ordering::Acquire) {
-                (beats, last_beat) = (words.beats.load(Ordering::Acquire), now);
+            let before = std::mem::replace(&mut beats, words.beats.load(Ordering::Acquire));
+            if beats != before {
+                last_beat = now;
             } else if now.duration_since(last_beat) > REST {
                 return;
             }

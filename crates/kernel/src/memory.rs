@@ -245,19 +245,27 @@ impl SharedObject {
         Ok(Self { fd, bytes })
     }
 
-    /// A file as such memory, which other processes open by its name: a new one, for its owner only, or with
-    /// `create` unset one that is there. A file that somebody shortens ends whoever touches the mapping.
+    /// A new file as such memory, for its owner only, which other processes [open](SharedObject::open).
     ///
     /// # Errors
-    /// As opening a file; [`std::io::ErrorKind::InvalidData`] if it is shorter than `bytes`.
-    pub fn file(path: &std::path::Path, bytes: usize, create: bool) -> std::io::Result<Self> {
+    /// As making a file.
+    pub fn create(path: &std::path::Path, bytes: usize) -> std::io::Result<Self> {
         use std::os::fd::AsFd;
         use std::os::unix::fs::OpenOptionsExt;
         let mut options = std::fs::OpenOptions::new();
-        let file = options.read(true).write(true).create_new(create).mode(0o600).open(path)?;
-        if create {
-            set_length(file.as_fd(), bytes).map_err(std::io::Error::from_raw_os_error)?;
-        } else if file.metadata()?.len() < bytes as u64 {
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        set_length(file.as_fd(), bytes).map_err(std::io::Error::from_raw_os_error)?;
+        Ok(Self { fd: file.into(), bytes })
+    }
+
+    /// The first bytes of a file that is there. If a process shortens the file, an access to the mapping is a
+    /// SIGBUS.
+    ///
+    /// # Errors
+    /// As opening a file; [`std::io::ErrorKind::InvalidData`] if it is shorter than `bytes`.
+    pub fn open(path: &std::path::Path, bytes: usize) -> std::io::Result<Self> {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+        if file.metadata()?.len() < bytes as u64 {
             return Err(std::io::ErrorKind::InvalidData.into());
         }
         Ok(Self { fd: file.into(), bytes })

@@ -391,11 +391,17 @@ pub fn pin_to(cpus: &[usize]) -> Result<(), i32> {
     if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
 }
 
-/// Lets the calling thread run only where others leave the CPU, but for about a hundredth of the time.
-pub fn go_last() {
-    const LAST: libc::c_int = 19;
-    // SAFETY: no preconditions; on Linux this is the calling thread's own. It is never refused.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, LAST) };
+/// The niceness of the calling thread.
+#[must_use]
+pub fn niceness() -> i32 {
+    // SAFETY: no preconditions; on Linux this is the calling thread's own.
+    unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+}
+
+/// Changes the niceness of the calling thread. Nothing changes where the kernel refuses that.
+pub fn be_nice(niceness: i32) {
+    // SAFETY: no preconditions; on Linux this is the calling thread's own.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, niceness) };
 }
 
 /// Asks the scheduler for short time slices: when the calling thread wakes up, it need not wait for the end

@@ -60,8 +60,16 @@ impl<K: Ord + Clone> LogLimiter<K> {
         is_kept
     }
 
+    /// What is to be told now, or, without a time, at the end.
+    pub fn due(&mut self, now: Option<Tick>) -> Vec<Repeated<K>> {
+        match now {
+            Some(now) => self.tell(now),
+            None => self.tell_all(),
+        }
+    }
+
     /// The count of a period that is over, if there is one. The next period begins with the next event.
-    pub fn tell(&mut self, now: Tick) -> Vec<Repeated<K>> {
+    fn tell(&mut self, now: Tick) -> Vec<Repeated<K>> {
         match self.began {
             Some(began) if now.0 >= began.0.saturating_add(self.period_ms) => self.tell_all(),
             _ => Vec::new(),
@@ -69,7 +77,7 @@ impl<K: Ord + Clone> LogLimiter<K> {
     }
 
     /// The events that were not logged so far, before the end.
-    pub fn tell_all(&mut self) -> Vec<Repeated<K>> {
+    fn tell_all(&mut self) -> Vec<Repeated<K>> {
         self.began = None;
         let known = std::mem::take(&mut self.known)
             .into_iter()

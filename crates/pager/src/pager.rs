@@ -179,7 +179,7 @@ pub struct Pager<B: Backing> {
     events_to_come: AdaptiveSpin,
     stats: PagerStats,
     follow: Follow,
-    /// `None`: not with as many CPUs, or nobody would keep one awake.
+    /// `None`: this process has not two CPUs, or its pages are not in a private store.
     awake: Option<Awake>,
     /// How often the next event has been looked for since the last one.
     looks: u32,

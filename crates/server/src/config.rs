@@ -55,7 +55,7 @@ pub struct ServerConfig {
     /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
     /// for each page. Only for a server whose clients may read each other's memory anyway.
     pub open_frames: bool,
-    /// Keep pages in this file on a disk; nobody else has it open.
+    /// Keep pages in this file on a disk. No other process uses it.
     pub disk: Option<Arc<File>>,
     /// Users that may use its Unix sockets, besides the server's own and root.
     pub allow_uids: Vec<u32>,

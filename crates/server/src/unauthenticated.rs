@@ -46,9 +46,7 @@ impl PeerLog {
 
     /// Logs how often it was, when the minute is over, or, without a time, at the end.
     pub(super) fn say_repeated(&self, now: Option<Tick>) {
-        let mut limiter = lock(&self.0);
-        let repeated = if let Some(now) = now { limiter.tell(now) } else { limiter.tell_all() };
-        drop(limiter);
+        let repeated = lock(&self.0).due(now);
         for Repeated { what, times } in repeated {
             match what {
                 Some(PeerEvent { what, from, error }) => {

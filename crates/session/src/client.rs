@@ -432,7 +432,7 @@ impl Client {
         self.region(of).is_none_or(|region| region.has_missed(server, &[Extent::page(page)]))
     }
 
-    /// Whether the server has this page as it is, whoever is to hold it.
+    /// Whether the server has this page as it is now, as a holder or not.
     #[must_use]
     pub fn has_page(&self, server: ServerIndex, of: u32, page: PageIndex) -> bool {
         self.region(of).is_some_and(|region| region.has(server, &[Extent::page(page)], self.placement()))
@@ -725,7 +725,7 @@ impl Client {
         self.sessions[server.as_usize()].takes_part() && self.region(of).is_some_and(|region| !missed(region))
     }
 
-    /// A server that is there and has what is fetched, whoever is to hold that.
+    /// A server that is there and has what is fetched, as a holder or not.
     fn source(&self, of: u32, id: RequestId, may: impl Fn(ServerIndex) -> bool) -> Option<ServerIndex> {
         let pages = &self.work.pages[id.0 as usize];
         let (first, region) = (pages.first()?.first, self.region(of)?);

@@ -86,7 +86,6 @@ impl RegionTicket {
 
 /// Who a pool is at its servers, in the pool's order; of use to other members of the same lease
 /// ([`super::Pool::dismiss`]).
-/// ([`super::Pool::dismiss`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Membership {
     /// With the mark of the lease at each server.

@@ -164,7 +164,7 @@ impl Updating {
             let began = Instant::now();
             slice.begin();
             let entered = self.enter(shared, arena, membership, &mut slice, &mut posts);
-            // If it cannot be finished, nobody waits for the answer.
+            // An update that cannot be finished has no client that waits for the answer.
             goes_on = matches!(entered, Ok(false));
             let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
             membership.lease.tenant.worked(took);

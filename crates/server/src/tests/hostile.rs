@@ -15,9 +15,9 @@ use rampool_wire::session::{AcceptError, Refusal};
 
 /// Bulk of requests, and the place of what replies bring, is this memory.
 const BULK: usize = 2 << 20;
-/// Everybody here may have the server drain, so nobody does. What no client asks for unless it means no good,
-/// `Draining` among it, ends the connection: half of what is left of an order of requests would not be
-/// reached.
+/// One in so many requests is of a kind that only a hostile client sends, such as `Draining`. Such a request
+/// ends the connection, so with more of them half of a list of requests would not be reached. No client here
+/// sends `Drain`: each of them has the right to it, and the server would end.
 const RARELY: u64 = 200;
 
 struct Hostile {
