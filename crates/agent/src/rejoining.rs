@@ -37,10 +37,10 @@ impl Rejoining {
         }
         // At once: a child that ends before the run knows of it is a member for the grace time, and a server
         // that drains waits for it.
-        let membership = pager.backing().membership();
-        if self.told.as_ref() != Some(&membership)
-            && let Some(signature) = &mut self.signature
+        if let Some(signature) = &mut self.signature
+            && !self.told.as_ref().is_some_and(|told| pager.backing().is_member_as(told))
         {
+            let membership = pager.backing().membership();
             let _ = signature.joined(&membership);
             self.told = Some(membership);
         }

@@ -7,13 +7,14 @@
 //!   mount    a directory in the pool: kernel_files asks `rampool_files`, mover owns the pool
 //!   serve    a memory server: settings, metrics, page
 //!   launch   ranks of a parallel program, here or over ssh
-//!   status, top, doctor            what servers, runs and this machine say
+//!   status, top, doctor            what servers, runs and this machine say; access: to servers
 //!   bench, predict, plot           are in `rampool-bench`: other_binary
 //! ```
 //!
 //! Read `run` first: `Options::check` refuses what cannot work, `begin` connects and leases, `start` runs the
 //! program, `wait` watches over it. The other commands are read on their own.
 
+mod access;
 mod advice;
 mod available;
 mod copies;

@@ -2,15 +2,13 @@
 
 use anyhow::{Context, Result};
 use rampool_client::pool::ServerSpec;
-use rampool_net::key::Key;
 use rampool_net::transport::LocalPolicy;
 use rampool_server::{LeaseStatus, QueryError, ServerStatus, query_status};
-use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::access::Access;
 use crate::top;
 
 /// Show what memory servers lend, and to whom
@@ -26,13 +24,8 @@ pub struct Args {
     )]
     servers: Vec<ServerSpec>,
 
-    /// Key file of the pool (see `rampool key`)
-    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
-    key_file: Option<PathBuf>,
-
-    /// Encrypt connections: auto (those to other machines), on or off
-    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
-    encryption: Encryption,
+    #[command(flatten)]
+    access: Access,
 
     /// Print JSON: one object per server, with its address, and its status or the error [default: tables]
     #[arg(long)]
@@ -45,8 +38,7 @@ pub struct Args {
 
 /// 0 if every server answered, 1 otherwise.
 pub fn run(args: &Args) -> Result<i32> {
-    let key = args.key_file.as_deref().map(Key::load).transpose()?;
-    let policy = LocalPolicy { key, encryption: args.encryption, features: 0, ucx: None };
+    let policy = args.access.policy()?;
     let deadline = Instant::now() + Duration::from_millis(args.timeout_ms);
     let answers = ask_all(&args.servers, &policy, deadline);
     if args.json {
@@ -270,7 +262,7 @@ mod tests {
         up.leases = serde_json::from_str(&format!(r#"[{{"lease": 3, "queues": [{queue}]}}]"#)).unwrap();
         let silent = query_status(
             &"127.0.0.1:1".parse().unwrap(),
-            LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None },
+            crate::access::policy(None, rampool_wire::session::Encryption::Auto),
             Instant::now() + Duration::from_secs(5),
         );
         let table = table(&[("one:7117".into(), Ok(up)), ("127.0.0.1:1".into(), silent)]);

@@ -14,15 +14,14 @@ mod screen;
 mod table;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rampool_client::pool::ServerSpec;
-use rampool_net::key::Key;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
+use crate::access::Access;
 use crate::end_signals::EndSignals;
 pub use look::{Look, Watch, lacking};
 pub use rates::compare;
@@ -38,9 +37,8 @@ pub struct Args {
     #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
     servers: Vec<ServerSpec>,
 
-    /// Key file for the servers named here (see `rampool key`)
-    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    #[command(flatten)]
+    access: Access,
 
     /// Seconds between two readings, 0.05 to 3600; rates are averages over this time
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = seconds)]
@@ -60,8 +58,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Always 0, because a server that is down is shown and is not a failure.
 pub fn run(args: &Args) -> Result<i32> {
-    let key = args.key_file.as_deref().map(Key::load).transpose()?;
-    let mut watch = Watch::new(args.servers.clone(), key);
+    let policy = args.access.policy()?;
+    let mut watch = Watch::new(args.servers.iter().map(|server| (server.clone(), policy.clone())).collect());
     if args.once {
         let before = watch.look();
         std::thread::sleep(args.interval);

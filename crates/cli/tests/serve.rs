@@ -1,6 +1,7 @@
 //! The server as users start it: a process of its own.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -117,6 +118,41 @@ fn a_server_says_when_it_is_ready_tells_its_status_and_stops_when_asked() {
     let gone = status(&address, None, &["--timeout-ms", "2000"]);
     assert_eq!(gone.status.code(), Some(1));
     assert!(String::from_utf8(gone.stdout).unwrap().contains(&format!("cannot reach {address}")));
+}
+
+/// Passes one connection on to a server; later ones have no answer, as those to a machine that hangs.
+fn answers_once(server: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(server).unwrap();
+        let (mut asks, mut from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from_client, &mut asks));
+        let _ = std::io::copy(&mut server, &mut client);
+        let silent: Vec<_> = listener.incoming().collect();
+        drop(silent);
+    });
+    address
+}
+
+#[test]
+fn a_server_that_drains_has_ended_when_nothing_listens_there_and_not_when_it_is_silent() {
+    let serve = || Served::start(rampool().args(["serve", "--memory", "8M", "--listen", "127.0.0.1:0"]));
+    let drain = |address: &str| rampool().args(["drain", address, "--timeout", "1"]).output().unwrap();
+    let server = serve();
+    let drained = drain(&server.address);
+    assert_eq!(drained.status.code(), Some(0), "{drained:?}");
+    assert!(String::from_utf8_lossy(&drained.stdout).ends_with("has ended\n"), "{drained:?}");
+    assert_eq!(server.end().0, Some(0));
+
+    let server = serve();
+    let address = answers_once(server.address.clone());
+    let drained = drain(&address);
+    let said = String::from_utf8_lossy(&drained.stderr);
+    assert_eq!(drained.status.code(), Some(125), "{drained:?}");
+    assert!(said.contains(&format!("whether {address} has ended is not known")), "{said}");
+    assert_eq!((drained.stdout, server.end().0), (Vec::new(), Some(0)), "it was asked to drain");
 }
 
 #[test]

@@ -691,8 +691,17 @@ impl Pool {
     /// Who this pool is at its servers.
     #[must_use]
     pub fn membership(&self) -> Membership {
+        Membership { members: self.members().collect() }
+    }
+
+    /// Whether [`Pool::membership`] would be the same as before.
+    pub fn is_member_as(&self, before: &Membership) -> bool {
+        self.members().eq(before.members.iter().copied())
+    }
+
+    fn members(&self) -> impl Iterator<Item = (MemberId, u64)> {
         let members = self.shell.client.sessions().map(rampool_session::Session::member);
-        Membership { members: members.zip(self.ticket.parts.iter().map(LeasePart::mark)).collect() }
+        members.zip(self.ticket.parts.iter().map(LeasePart::mark))
     }
 
     /// Says goodbye for another member of the lease, whose process is gone: its regions are freed at once

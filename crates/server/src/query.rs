@@ -23,6 +23,24 @@ pub enum QueryError {
     Malformed { endpoint: Endpoint, source: serde_json::Error },
 }
 
+impl QueryError {
+    /// Whether it shows that no server is there any more.
+    #[must_use]
+    pub fn nobody_listens(&self) -> bool {
+        matches!(self, Self::Handshake { source, .. } if source.nobody_listens())
+    }
+
+    /// Whether a server that has answered before may answer again: it was silent, or the connection broke.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Handshake { source, .. } => source.may_pass(),
+            Self::Link { .. } | Self::TimedOut { .. } => true,
+            Self::Refused { .. } | Self::Malformed { .. } => false,
+        }
+    }
+}
+
 /// Connects, asks, and disconnects. Blocks until the answer or the deadline.
 ///
 /// # Errors

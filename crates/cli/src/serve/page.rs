@@ -26,7 +26,7 @@ pub struct Page {
 
 impl Page {
     pub fn new(latest: Arc<Latest>, endpoints: Vec<Endpoint>) -> Self {
-        Self { latest, watch: Watch::new(Vec::new(), None), endpoints, before: None, now: None }
+        Self { latest, watch: Watch::new(Vec::new()), endpoints, before: None, now: None }
     }
 
     /// Content type and content of what has this path.

@@ -11,8 +11,8 @@ use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, LocalPolicy};
 use rampool_run::settings::Settings;
 use rampool_server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
-use rampool_wire::session::Encryption;
 
+use crate::access;
 use crate::copies::{self, Lacking};
 use crate::rundir;
 
@@ -93,44 +93,36 @@ pub struct Traffic {
 /// Where to look.
 pub struct Watch {
     started: Instant,
-    named: Vec<ServerSpec>,
-    key: Option<Key>,
+    named: Vec<(ServerSpec, LocalPolicy)>,
 }
 
 /// How to connect to a server.
-struct Access {
+struct Asked {
     /// The text to show.
     name: String,
     spec: ServerSpec,
-    key: Option<Key>,
-    encryption: Encryption,
+    policy: LocalPolicy,
 }
 
 impl Watch {
-    pub fn new(named: Vec<ServerSpec>, key: Option<Key>) -> Self {
-        Self { started: Instant::now(), named, key }
+    pub fn new(named: Vec<(ServerSpec, LocalPolicy)>) -> Self {
+        Self { started: Instant::now(), named }
     }
 
     /// Reads everything once. Blocks for as long as the slowest server takes to answer, two seconds at most.
     pub fn look(&mut self) -> Look {
-        let mut servers: BTreeMap<String, Access> = BTreeMap::new();
-        for spec in &self.named {
+        let mut servers: BTreeMap<String, Asked> = BTreeMap::new();
+        for (spec, policy) in &self.named {
             let name = spec.endpoint.to_string();
-            let access = Access {
-                name: name.clone(),
-                spec: spec.clone(),
-                key: self.key.clone(),
-                encryption: Encryption::Auto,
-            };
-            servers.insert(name, access);
+            let asked = Asked { name: name.clone(), spec: spec.clone(), policy: policy.clone() };
+            servers.insert(name, asked);
         }
         let (processes, lacking) = self.runs(|name, spec, settings| {
             let key = || settings.key_file.as_deref().and_then(|path| Key::load(path).ok());
-            servers.entry(spec.endpoint.to_string()).or_insert_with(|| Access {
+            servers.entry(spec.endpoint.to_string()).or_insert_with(|| Asked {
                 name: name.to_owned(),
                 spec: spec.clone(),
-                key: key(),
-                encryption: settings.encryption,
+                policy: access::policy(key(), settings.encryption),
             });
         });
         Look { processes, servers: self.ask(&servers), lacking }
@@ -183,12 +175,12 @@ impl Watch {
         (processes, lacking)
     }
 
-    fn ask(&self, servers: &BTreeMap<String, Access>) -> Vec<Server> {
+    fn ask(&self, servers: &BTreeMap<String, Asked>) -> Vec<Server> {
         let deadline = Instant::now() + ANSWER;
         std::thread::scope(|scope| {
             let asked: Vec<_> = servers
                 .values()
-                .map(|access| (&access.name, scope.spawn(move || query(access, deadline))))
+                .map(|asked| (&asked.name, scope.spawn(move || query(asked, deadline))))
                 .collect();
             asked
                 .into_iter()
@@ -214,11 +206,9 @@ fn is_same(own: &Endpoint, known: &Endpoint) -> bool {
         })
 }
 
-fn query(access: &Access, deadline: Instant) -> Result<Numbers, String> {
-    let policy =
-        LocalPolicy { key: access.key.clone(), encryption: access.encryption, features: 0, ucx: None };
-    let status = query_status(&access.spec.endpoint, policy, deadline).map_err(|error| error.to_string())?;
-    Ok(Numbers::from(&status))
+fn query(asked: &Asked, deadline: Instant) -> Result<Numbers, String> {
+    let status = query_status(&asked.spec.endpoint, asked.policy.clone(), deadline);
+    status.map(|status| Numbers::from(&status)).map_err(|error| error.to_string())
 }
 
 impl From<&ServerStatus> for Numbers {

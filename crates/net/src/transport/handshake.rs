@@ -67,9 +67,7 @@ impl HandshakeError {
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Connect(error) => {
-                !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
-            }
+            Self::Connect(error) => !listens_nowhere(error),
             Self::TimedOut | Self::Closed | Self::Io(_) => true,
             Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
             Self::NotAccepted(_)
@@ -80,13 +78,20 @@ impl HandshakeError {
             | Self::Transport(_) => false,
         }
     }
+
+    /// Whether no process listens there: the machine says so, or the socket is gone. Silence shows neither.
+    #[must_use]
+    pub fn nobody_listens(&self) -> bool {
+        matches!(self, Self::Connect(error) if listens_nowhere(error))
+    }
+}
+
+fn listens_nowhere(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
 fn nobody_there(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => "; is `rampool serve` running there?",
-        _ => "",
-    }
+    if listens_nowhere(error) { "; is `rampool serve` running there?" } else { "" }
 }
 
 /// What a handshake waits for.
