@@ -208,6 +208,7 @@ pub fn run(args: &Args) -> Result<i32> {
             ForkFallback::create(run_dir.path()).context("cannot write the run's directory")?;
         let (started, mut signals) = (Instant::now(), Signals::block()?);
         signals.watch_group();
+        keep_awake(&settings, &pool);
         let process = start(&found, &args.command, &libraries, &settings, &signals)?;
         signals.watch_group();
         anyhow::Ok((registry, fork_fallback, signals, started, process))
@@ -270,13 +271,9 @@ pub fn run(args: &Args) -> Result<i32> {
 
 /// Keeps one of two CPUs awake while programs of the run ask for it. Without that, they only wait longer. A
 /// server on this machine that has to be asked keeps a CPU awake itself.
-fn keep_awake(settings: &Settings) {
+fn keep_awake(settings: &Settings, pool: &Pool) {
     let looks = settings.spin_us > 0 && settings.follow_faults;
-    let mut servers = settings.ticket.servers();
-    if !looks
-        || awake::two_cpus().is_none()
-        || !servers.all(|server| private::is_in(server, &settings.run_dir))
-    {
+    if !looks || awake::two_cpus().is_none() || !pool.reads_in_place() {
         return;
     }
     if let Ok(page) = AwakePage::create(&Settings::awake_path(&settings.run_dir)) {
@@ -509,8 +506,7 @@ fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultM
     }
 }
 
-/// Starts the program, with the signal mask from before, and what keeps a CPU awake for it; returns its
-/// process id. (`Command` would copy this process first.)
+/// Starts the program, with the signal mask from before; returns its process id. (`Command` would copy this process first.)
 fn start(
     found: &Found,
     command: &[OsString],
@@ -518,7 +514,6 @@ fn start(
     settings: &Settings,
     signals: &Signals,
 ) -> Result<i32> {
-    keep_awake(settings);
     let run_dir = &settings.run_dir;
     let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {

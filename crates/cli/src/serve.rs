@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use log::Log;
 use rampool_net::key::Key;
 use rampool_net::transport::Endpoint;
-use rampool_server::{RunningServer, Server, ServerConfig};
+use rampool_server::{OpenFrames, RunningServer, Server, ServerConfig};
 use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<i32> {
         queues: settings.queues,
         lock_memory: !settings.no_lock,
         rings: !settings.no_rings,
-        open_frames: settings.open_frames,
+        open_frames: open_frames(&settings),
         disk: settings.disk.as_deref().map(unnamed_file).transpose()?,
         allow_uids: settings.allow_uid.clone(),
         copy_to: settings.copy_to.clone(),
@@ -160,6 +160,18 @@ fn unnamed_file(directory: &Path) -> Result<Arc<File>> {
         bail!("{}: its files are in memory; name a directory on a disk", directory.display());
     }
     Ok(Arc::new(file))
+}
+
+/// Whose clients read pages in place. A server with Unix sockets alone keeps its frames in a file for that,
+/// which has no huge pages: clients on other machines would be served more slowly.
+fn open_frames(settings: &settings::Settings) -> OpenFrames {
+    if settings.open_frames {
+        OpenFrames::ForAll
+    } else if settings.tenants.is_none() && settings.listen.iter().all(|at| matches!(at, Endpoint::Unix(_))) {
+        OpenFrames::ForItsUser
+    } else {
+        OpenFrames::ForNobody
+    }
 }
 
 /// By what a server notices that its machine is short of memory. A run's private one, which opens its frames,

@@ -1172,6 +1172,12 @@ impl Pool {
         self.shell.servers.iter().map(|server| server.name.as_str())
     }
 
+    /// Whether every server lets this process read pages where they lie, without asking.
+    #[must_use]
+    pub fn reads_in_place(&self) -> bool {
+        self.shell.servers.iter().all(|server| server.frames.is_some())
+    }
+
     /// The server that holds a page, or the first of two.
     #[must_use]
     pub fn holder(&self, page: PageIndex) -> ServerIndex {

@@ -24,7 +24,7 @@ use rampool::key::Key;
 use rampool::pool::{LeaseTicket, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ServerSpec};
 use rampool::proto::session::Encryption;
 use rampool::proto::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
-use rampool::server::{RunningServer, Server, ServerConfig, StoreKind};
+use rampool::server::{OpenFrames, RunningServer, Server, ServerConfig, StoreKind};
 use relay::{Cut, Relay};
 
 const MIB: u64 = 1 << 20;

@@ -4,13 +4,34 @@ use crate::replies::OWN_REPLY_BYTES;
 use rampool_lease::{OpenError, QueueLimits, Rules};
 use rampool_nbd::{Export, ExportError};
 use rampool_net::key::Key;
-use rampool_net::transport::Endpoint;
+use rampool_net::transport::{Endpoint, Stream};
 use rampool_wire::session::Encryption;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Who may read the frames of all leases in the file that they lie in, through a Unix socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OpenFrames {
+    #[default]
+    ForNobody,
+    /// The server's own user, outside containers, which may look into the server anyway.
+    ForItsUser,
+    /// Every client.
+    ForAll,
+}
+
+impl OpenFrames {
+    pub(crate) fn are_for(self, client: &Stream) -> bool {
+        match self {
+            Self::ForNobody => false,
+            Self::ForItsUser => client.is_of_this_user(),
+            Self::ForAll => true,
+        }
+    }
+}
 
 /// How pages are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,9 +73,8 @@ pub struct ServerConfig {
     /// Let clients on this machine, which come through a Unix socket, use shared memory instead:
     /// [`rampool_net::transport::Means::RINGS`].
     pub rings: bool,
-    /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
-    /// for each page. Only for a server whose clients may read each other's memory anyway.
-    pub open_frames: bool,
+    /// Whose clients read pages in place instead of asking for each.
+    pub open_frames: OpenFrames,
     /// Keep pages in this file on a disk. No other process uses it.
     pub disk: Option<Arc<File>>,
     /// Users that may use its Unix sockets, besides the server's own and root.
@@ -95,7 +115,7 @@ impl ServerConfig {
             queues: QueueLimits::default(),
             lock_memory: true,
             rings: true,
-            open_frames: false,
+            open_frames: OpenFrames::default(),
             disk: None,
             allow_uids: Vec::new(),
             ucx_clients_are_trusted: false,

@@ -43,7 +43,7 @@ mod tenants;
 pub mod threadless;
 mod unauthenticated;
 
-pub use config::{ServerConfig, StartError, StoreKind};
+pub use config::{OpenFrames, ServerConfig, StartError, StoreKind};
 pub use query::{QueryError, ask_to_drain, query_status};
 pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus, TenantStatus};
 
@@ -97,7 +97,7 @@ fn new_store(config: &ServerConfig) -> Arc<dyn PageStore> {
         arenas: config.shards,
         transit_bytes: config.transit_bytes(),
         lock: config.lock_memory && config.disk.is_none(),
-        open: config.open_frames && config.rings && config.disk.is_none(),
+        open: config.open_frames != OpenFrames::ForNobody && config.rings && config.disk.is_none(),
         disk: config.disk.clone(),
     };
     match config.store {

@@ -403,8 +403,7 @@ impl Shard {
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
                 Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
             };
-            // With a key there may be tenants, who must not read each other's memory.
-            let file = self.shared.store.file().filter(|_| config.key.is_none());
+            let file = self.shared.store.file().filter(|_| config.open_frames.are_for(&stream));
             let places = if file.is_some() { features::PLACES } else { 0 };
             let features = self.shared.store.features() | rings | places | features::PIECES;
             let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx };

@@ -9,7 +9,6 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use rampool_client::pool::ServerSpec;
-use rampool_net::transport::Endpoint;
 use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -145,11 +144,6 @@ impl Drop for PrivateServer {
 
 fn socket(run_dir: &Path) -> PathBuf {
     run_dir.join("server.sock")
-}
-
-/// Whether this is the private server of the run with this directory.
-pub fn is_in(server: &ServerSpec, run_dir: &Path) -> bool {
-    server.endpoint == Endpoint::Unix(socket(run_dir))
 }
 
 /// What a private server may lend: most of the available memory that the program's local memory leaves. At

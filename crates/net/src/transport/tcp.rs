@@ -7,7 +7,7 @@ use super::{Piece, PieceMut};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
@@ -249,6 +249,17 @@ impl Stream {
     #[must_use]
     pub fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// Whether the process that made the other end of this Unix socket is this process's user's and in no
+    /// container of its own, so that it may look into this process anyway. False also where the kernel does
+    /// not tell (before Linux 6.5), or where that process has ended.
+    #[must_use]
+    pub fn is_of_this_user(&self) -> bool {
+        let Peer::Unix { pid, uid } = self.peer else { return false };
+        let own = rustix::process::geteuid().as_raw();
+        let process = process_of_peer(self.fd.as_fd()).ok().filter(|_| pid != 0 && uid == own);
+        process.is_some_and(|process| shares_namespaces(pid, &process))
     }
 
     /// Whether the peer is on this machine, by its address.
@@ -530,6 +541,35 @@ fn credentials_of_peer(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut bytes)
     };
     if done == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The process that made a Unix socket's other end.
+fn process_of_peer(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut found: libc::c_int = -1;
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&found)).expect("a few bytes");
+    // SAFETY: an open descriptor, a place for a descriptor, and its length.
+    let done = unsafe {
+        let place = (&raw mut found).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, place, &raw mut bytes)
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(found) })
+}
+
+/// Whether a process, of this number, has this one's users and processes.
+fn shares_namespaces(pid: u32, process: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let same = ["user", "pid"].iter().all(|kind| {
+        let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
+        of("self").is_some_and(|own| of(&pid.to_string()) == Some(own))
+    });
+    // It has not ended, so its number was no other process's meanwhile.
+    let mut ended = [PollFd::new(process, PollFlags::IN)];
+    same && poll(&mut ended, Some(&Timespec::default())) == Ok(0)
 }
 
 pub(crate) fn iovec(piece: Piece) -> libc::iovec {

@@ -848,6 +848,35 @@ fn a_stale_socket_file_is_replaced_and_a_live_one_is_not() {
     assert!(!dir.path().join("s").exists());
 }
 
+#[test]
+fn a_process_of_this_user_is_told_from_one_in_a_container() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = Listener::bind(&Endpoint::Unix(dir.path().join("s"))).unwrap();
+    let connect =
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()";
+    for (wrapper, expected) in [(&["env"][..], true), (&["unshare", "--user"], false)] {
+        let mut client = std::process::Command::new(wrapper[0])
+            .args(&wrapper[1..])
+            .args(["python3", "-c", connect])
+            .arg(dir.path().join("s"))
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + DEADLINE;
+        let stream = loop {
+            match listener.accept().unwrap() {
+                Some(stream) => break stream,
+                None => assert!(Instant::now() < deadline, "{wrapper:?} does not connect"),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert_eq!(stream.is_of_this_user(), expected, "{wrapper:?}");
+        drop(client.stdin.take());
+        assert!(client.wait().unwrap().success());
+        assert!(!stream.is_of_this_user(), "it has ended");
+    }
+}
+
 trait Below {
     fn random_below(&mut self, end: usize) -> usize;
 }

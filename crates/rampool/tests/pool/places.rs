@@ -7,7 +7,13 @@ use std::path::Path;
 
 fn open_at(dir: &Path, store: StoreKind) -> RunningServer {
     let listen = vec![Endpoint::Unix(dir.join("s"))];
-    Server::start(ServerConfig { listen, store, open_frames: true, ..server_config(64 * MIB) }).unwrap()
+    Server::start(ServerConfig {
+        listen,
+        store,
+        open_frames: OpenFrames::ForItsUser,
+        ..server_config(64 * MIB)
+    })
+    .unwrap()
 }
 
 /// Pages that were read in place, and pages that were asked for.
