@@ -208,8 +208,7 @@ pub fn run(args: &Args) -> Result<i32> {
             ForkFallback::create(run_dir.path()).context("cannot write the run's directory")?;
         let (started, mut signals) = (Instant::now(), Signals::block()?);
         signals.watch_group();
-        keep_awake(&settings, &pool);
-        let process = start(&found, &args.command, &libraries, &settings, &signals)?;
+        let process = start(&found, &args.command, &libraries, &settings, &signals, &pool)?;
         signals.watch_group();
         anyhow::Ok((registry, fork_fallback, signals, started, process))
     };
@@ -506,14 +505,17 @@ fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultM
     }
 }
 
-/// Starts the program, with the signal mask from before; returns its process id. (`Command` would copy this process first.)
+/// Starts the program, with the signal mask from before, and what keeps a CPU awake for it; returns its
+/// process id. (`Command` would copy this process first.)
 fn start(
     found: &Found,
     command: &[OsString],
     libraries: &[PathBuf],
     settings: &Settings,
     signals: &Signals,
+    pool: &Pool,
 ) -> Result<i32> {
+    keep_awake(settings, pool);
     let run_dir = &settings.run_dir;
     let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {

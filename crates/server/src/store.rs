@@ -6,8 +6,8 @@
 //! that only part of a page is written, in place, while the page tables that name it are locked and theirs is
 //! the only reference ([`PageStore::is_writable`]). Its bytes are gone with the last reference: reads of a
 //! frame never go beyond what was written into it since it was taken, so no tenant ever sees what another
-//! left behind. Where the frames are open, though, clients read the file that they lie in: those that may look
-//! into the server anyway, or all of a private one's.
+//! left behind. Where the frames are open, though, clients read the file that they lie in: those that may
+//! look into the server anyway, or all of a private one's.
 //!
 //! Two stores stand behind one trait: [`RawStore`] keeps pages as they are, [`CompressedStore`] packs them
 //! with LZ4 into frames of 16 sizes.
