@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use rampool_kernel::uffd::{Event, Reply, Uffd};
 use rampool_kernel::words::last_words;
 use rampool_paging::changes::{Change, Doubt, Facts, order};
+use rampool_paging::page_set::PageSet;
 use rampool_paging::space::{AddressSpace, Span};
 use rampool_wire::frame::MAX_PAGE_INDEX;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -36,76 +37,6 @@ pub struct ChildMemory {
     pub spans: Vec<Span>,
     /// Pages whose content is at the servers, sorted.
     pub absent: Vec<Extent>,
-}
-
-/// A set of pages as merged runs.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PageSet {
-    /// First page of a run -> pages in it; runs neither overlap nor touch.
-    runs: BTreeMap<u64, u64>,
-}
-
-impl PageSet {
-    pub(crate) fn insert(&mut self, extent: Extent) {
-        self.remove(extent);
-        let (mut first, mut end) = (extent.first.0, extent.end().0);
-        if let Some((&left, &count)) = self.runs.range(..first).next_back()
-            && left + count == first
-        {
-            self.runs.remove(&left);
-            first = left;
-        }
-        if let Some(count) = self.runs.remove(&end) {
-            end += count;
-        }
-        self.runs.insert(first, end - first);
-    }
-
-    pub(crate) fn remove(&mut self, extent: Extent) {
-        let (first, end) = (extent.first.0, extent.end().0);
-        while let Some((&from, &count)) = self.runs.range(..end).next_back() {
-            let to = from + count;
-            if to <= first {
-                break;
-            }
-            self.runs.remove(&from);
-            if to > end {
-                self.runs.insert(end, to - end);
-            }
-            if from < first {
-                self.runs.insert(from, first - from);
-                break;
-            }
-        }
-    }
-
-    /// Pages from `page` on that are in the set, at most `most`.
-    pub(crate) fn run_at(&self, page: PageIndex, most: u32) -> u32 {
-        self.runs.range(..=page.0).next_back().map_or(0, |(&first, &count)| {
-            let left = (first + count).saturating_sub(page.0).min(u64::from(most));
-            u32::try_from(left).expect("at most `most`")
-        })
-    }
-
-    /// The first pages of the set, at most `most`.
-    fn first(&self, most: u32) -> Option<Extent> {
-        let (&first, &count) = self.runs.first_key_value()?;
-        Some(Extent::new(PageIndex(first), u32::try_from(count).map_or(most, |count| count.min(most))))
-    }
-
-    pub(crate) fn extents(&self) -> Vec<Extent> {
-        let mut out = Vec::new();
-        for (&first, &count) in &self.runs {
-            let (mut at, mut left) = (first, count);
-            while left > 0 {
-                let part = u32::try_from(left).unwrap_or(u32::MAX);
-                out.push(Extent::new(PageIndex(at), part));
-                at += u64::from(part);
-                left -= u64::from(part);
-            }
-        }
-        out
-    }
 }
 
 /// Asks the pager that runs a fork fault server for the bytes of `extent` of `region`, at an address valid
@@ -184,7 +115,10 @@ impl<R: Copy> ForkFaultServer<R> {
             self.absent.insert(Extent::page(page));
         }
         self.follow();
-        while let Some(extent) = self.absent.first(POISONED_AT_ONCE) {
+        while let Some((first, end)) = self.absent.next_from(PageIndex(0)) {
+            let most = u64::from(POISONED_AT_ONCE);
+            let count = u32::try_from((end.0 - first.0).min(most)).expect("no more than that");
+            let extent = Extent::new(first, count);
             let (uffd, mut still) = (&self.uffd, !self.collects());
             self.space.pieces(extent, |piece| still = still && uffd.poison_absent(piece.start, piece.bytes));
             if still {
@@ -413,7 +347,8 @@ impl<R: Copy> ForkFaultServer<R> {
                 std::thread::yield_now();
             }
         }
-        let memory = ChildMemory { spans: self.space.spans().to_vec(), absent: self.absent.extents() };
+        let memory =
+            ChildMemory { spans: self.space.spans().to_vec(), absent: self.absent.extents().collect() };
         Ok((self.uffd, memory, self.region))
     }
 }
@@ -505,24 +440,6 @@ mod tests {
 
     fn e(first: u64, count: u32) -> Extent {
         Extent::new(PageIndex(first), count)
-    }
-
-    #[test]
-    fn a_page_set_merges_splits_and_finds_runs() {
-        let mut set = PageSet::default();
-        set.insert(e(10, 5));
-        set.insert(e(20, 5));
-        set.insert(e(15, 5));
-        assert_eq!(set.extents(), [e(10, 15)]);
-        set.remove(e(12, 2));
-        assert_eq!(set.extents(), [e(10, 2), e(14, 11)]);
-        assert_eq!(set.run_at(PageIndex(14), 4), 4);
-        assert_eq!(set.run_at(PageIndex(24), 4), 1);
-        assert_eq!(set.run_at(PageIndex(12), 4), 0);
-        set.insert(e(11, 6));
-        assert_eq!(set.extents(), [e(10, 15)]);
-        set.remove(e(0, 100));
-        assert_eq!(set.extents(), []);
     }
 
     /// Where pages leave by copying, a fork may come between the copy and the end of the page.

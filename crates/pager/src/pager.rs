@@ -20,20 +20,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use rampool_kernel::maps::{NotInherited, Pagemap};
-use rampool_kernel::memory::{MapError, Mapping};
+use rampool_kernel::memory::MapError;
 use rampool_kernel::uffd::{Event, Reply, Uffd};
 use rampool_paging::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
-use rampool_paging::follow::{Advice, Follow};
+use rampool_paging::page_set::PageSet;
+use rampool_paging::refusals::{DEADLINE_NS as REFUSALS_DEADLINE_NS, Refusals};
+use rampool_paging::reports::{Report, Reports};
 use rampool_paging::space::AddressSpace;
-use rampool_paging::unexplained::Unexplained;
-use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, push_page, total_pages};
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, total_pages};
 
 use crate::backing::{Backing, BackingEvent};
 use crate::fault::{Departure, FaultCatcher};
-use crate::fork::{ChildMemory, FORKED_FETCH_PAGES, ForkFaultServer, PageSet};
-use crate::frames::{Frames, is_zero_page};
+use crate::fork::{ChildMemory, ForkFaultServer};
+use crate::frames::is_zero_page;
 use rampool_client::stats::PagerStats;
-use rampool_net::adaptive_spin::AdaptiveSpin;
 
 mod adopt;
 pub mod awake;
@@ -43,22 +43,26 @@ pub(crate) mod in_thread;
 mod lost;
 mod merged;
 mod movein;
+mod own;
 mod pointer_prefetcher;
 mod spare;
 mod unchanged;
 mod verify;
+mod waits;
 
 pub use adopt::hold_absent;
 use awake::Awake;
-use changes::born_of;
+use changes::{Mappings, born_of};
 use lost::Lost;
 use merged::Merged;
 pub use movein::InstallBy;
 use movein::MoveIn;
+use own::OwnMemory;
 use pointer_prefetcher::PointerPrefetcher;
-use spare::Spare;
 use unchanged::Unchanged;
 use verify::Verify;
+pub use waits::Waiting;
+use waits::Waits;
 
 const FETCH_TOKEN: u64 = 1 << 32;
 /// Events read by one call, and how many are kept during a fork: threads that wait cause no more than one
@@ -69,8 +73,6 @@ const EVENTS_KEPT: usize = 1024;
 /// gets.
 const TRIM_EVERY: Duration = Duration::from_secs(1);
 const ZERO_BYTES: usize = 256 << 10;
-/// The longest time that a thread waits for a page because the kernel has no memory for one.
-const NO_MEMORY_DEADLINE: Duration = Duration::from_secs(5);
 /// A pager that ends waits this long for changes of mappings to come to their end.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -112,23 +114,6 @@ pub trait Supervisor<B: Backing> {
     fn wake_up(&mut self, pager: &mut Pager<B>) -> bool;
 }
 
-/// How a pager waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Waiting {
-    /// Spin this long for an answer, or for the next fault, before sleeping: as long as most of them come
-    /// within this time, and while yielding the CPU to other threads. Zero: never.
-    pub spin: Duration,
-    /// Run on the CPU where the faults happen, if they are one thread's and the answers come while the pager
-    /// spins.
-    pub follow_faults: bool,
-}
-
-impl Default for Waiting {
-    fn default() -> Self {
-        Self { spin: Duration::from_micros(100), follow_faults: true }
-    }
-}
-
 /// The last message of a program that ends because of `reason`.
 #[must_use]
 pub fn broken_text(reason: &str) -> String {
@@ -143,79 +128,43 @@ pub struct Pager<B: Backing> {
     pub(crate) cache: Cache,
     pub(crate) backing: B,
     pub(crate) region: B::Region,
-    batches: Frames,
-    fetches: Frames,
-    zeroes: Mapping,
     pagemap: Pagemap,
-    events: Vec<Event>,
-    /// What is never taken over.
-    left_out: Vec<(usize, usize)>,
-    /// Inputs for the cache once its outputs are drained.
-    follow_ups: VecDeque<FollowUp>,
-    failed_installs: Vec<Extent>,
-    /// Pages that were present when they were to be installed.
-    already_there: Vec<Extent>,
-    /// Pages that were absent though they count as resident.
-    were_missing: Vec<PageIndex>,
-    /// Pages that the kernel reports as not mapped, and has not said why.
-    unexplained: Unexplained,
-    /// How often changes of mappings that were read were looked at, and could not be applied yet.
-    collecting: u32,
-    /// Changes of mappings are being passed to the cache: its outputs wait for the last of them.
-    changing: bool,
-    /// Given up before it was taken over: page numbers of addresses. Pages mapped there may still vanish.
-    given_up_before: PageSet,
+    stats: PagerStats,
+    started: Instant,
+    /// The pager's own frames.
+    own: OwnMemory,
+    /// What the servers were asked for.
+    requests: Requests,
+    /// For the cache, once its outputs are drained.
+    reports: Reports,
+    /// By the kernel.
+    refusals: Refusals,
+    mappings: Mappings,
+    waits: Waits,
+    /// `None`: nothing is fetched ahead, or the program's memory cannot be read without waiting.
+    pointer_prefetcher: Option<PointerPrefetcher>,
+    unchanged: Unchanged,
+    move_in: MoveIn,
+    merged: Merged,
     verify: Option<Verify>,
     /// Why the program must end.
     broken: Option<String>,
-    started: Instant,
-    /// Since when the kernel has had no memory, or no mapping, for any page.
-    refused_since: Option<Instant>,
-    demands_in_flight: u32,
-    waiting: Waiting,
-    /// With answers that threads wait for.
-    answers: AdaptiveSpin,
-    /// With what comes while no such answer is due.
-    events_to_come: AdaptiveSpin,
-    stats: PagerStats,
-    follow: Follow,
-    /// `None`: this process has not two CPUs, or its pages are not in a private store.
-    awake: Option<Awake>,
-    /// How often the next event has been looked for since the last one.
-    looks: u32,
+    /// Why nothing comes from the servers any more.
+    lost: Option<Lost>,
+}
+
+/// What the servers were asked for.
+#[derive(Default)]
+struct Requests {
+    /// Fetches that threads wait for.
+    demands: u32,
     /// Stores that were refused for lack of room, to be sent again.
     refused: Vec<BatchId>,
-    stored_pages: Vec<Vec<(Extent, u32)>>,
-    fault_started: Option<Instant>,
     /// What is not in a fetch, because it is lost while other pages are not.
     gone: BTreeMap<FetchId, Vec<Extent>>,
     /// Events that arrived while the pager waited for another one.
     deferred: VecDeque<BackingEvent>,
-    /// Where pages for a forked child arrive.
-    forked_frames: Mapping,
-    /// A fork is under way that the kernel will not report: no page leaves.
-    frozen: bool,
-    /// The kernel cannot keep more pages apart.
-    most_pages: u64,
-    /// Why nothing comes from the servers any more.
-    lost: Option<Lost>,
-    /// `None`: nothing is fetched ahead, or the program's memory cannot be read without waiting.
-    pointer_prefetcher: Option<PointerPrefetcher>,
-    /// The frames that each batch has, as runs of `(offset, pages)`.
-    present: Vec<Vec<(u32, u32)>>,
-    spare: Spare,
-    unchanged: Unchanged,
-    move_in: MoveIn,
-    merged: Merged,
 }
-
-enum FollowUp {
-    Evicted { batch: BatchId, outcomes: Vec<EvictOutcome> },
-    Opened { extent: Extent },
-}
-
-/// Slots for frames that wait to be, or are, buffers of fetches.
-const SPARE_SLOTS: u32 = 8;
 
 /// Why a pager could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -245,64 +194,36 @@ impl<B: Backing> Pager<B> {
         waiting: Waiting,
         stats: PagerStats,
     ) -> Result<Self, PagerError> {
-        let spare_slots = if faults.can_move_in() { SPARE_SLOTS + config.max_fetches } else { 0 };
-        let batches = Frames::new(config.max_batches + spare_slots, config.batch_pages)?;
-        let fetches = Frames::new(config.max_fetches, config.fetch_pages)?;
-        let zeroes = Mapping::huge_aligned(ZERO_BYTES)?;
-        let config_batches = config.max_batches as usize;
+        let own = OwnMemory::new(&config, faults.can_move_in())?;
         let unchanged = Unchanged::new(config.max_batches, config.batch_pages);
         let pointer_prefetcher = (config.max_prefetch_pages > 1 && faults.tells_exact_addresses())
             .then(PointerPrefetcher::default);
+        let batches = own.batches.memory();
         faults
-            .prepare_frames(batches.memory().start(), batches.memory().bytes())
+            .prepare_frames(batches.start(), batches.bytes())
             .map_err(|errno| PagerError::Register { errno })?;
         Ok(Self {
             faults,
             space: AddressSpace::default(),
-            left_out: Vec::new(),
-            stored_pages: vec![Vec::new(); config.max_batches as usize],
             cache: Cache::new(config),
             backing,
             region,
-            batches,
-            fetches,
-            zeroes,
             pagemap,
-            events: Vec::with_capacity(EVENTS_KEPT),
-            follow_ups: VecDeque::new(),
-            failed_installs: Vec::new(),
-            already_there: Vec::new(),
-            were_missing: Vec::new(),
-            unexplained: Unexplained::default(),
-            collecting: 0,
-            changing: false,
-            given_up_before: PageSet::default(),
-            verify: None,
-            broken: None,
-            started: Instant::now(),
-            refused_since: None,
-            demands_in_flight: 0,
-            waiting,
-            answers: AdaptiveSpin::new(waiting.spin),
-            events_to_come: AdaptiveSpin::new(waiting.spin),
             stats,
-            follow: Follow::default(),
-            awake: None,
-            looks: 0,
-            refused: Vec::new(),
-            fault_started: None,
-            gone: BTreeMap::new(),
-            deferred: VecDeque::new(),
-            forked_frames: Mapping::anonymous(FORKED_FETCH_PAGES as usize * OS_PAGE_BYTES)?,
-            frozen: false,
-            most_pages: u64::MAX,
-            lost: None,
-            present: vec![Vec::new(); config_batches],
-            spare: Spare::default(),
+            started: Instant::now(),
+            own,
+            requests: Requests::default(),
+            reports: Reports::default(),
+            refusals: Refusals::default(),
+            mappings: Mappings::default(),
+            waits: Waits::new(waiting),
+            pointer_prefetcher,
             unchanged,
             move_in: MoveIn::default(),
             merged: Merged::default(),
-            pointer_prefetcher,
+            verify: None,
+            broken: None,
+            lost: None,
         })
     }
 
@@ -338,17 +259,16 @@ impl<B: Backing> Pager<B> {
 
     /// Local memory that the cache may use from now on.
     pub fn set_budget(&mut self, pages: u64) {
-        self.tell(Input::SetBudget { pages: pages.min(self.most_pages) });
+        self.tell(Input::SetBudget { pages: self.refusals.can_be(pages) });
     }
 
     /// The kernel keeps no more mappings apart: fewer pages can be resident.
     fn relieve(&mut self) {
-        const LEAST_PAGES: u64 = 64;
-        if !self.faults.take_crowded() || self.cache.used_pages() > self.most_pages {
+        if !self.faults.take_crowded() {
             return;
         }
-        self.most_pages = (self.cache.used_pages() * 3 / 4).max(LEAST_PAGES);
-        let pages = self.cache.budget_pages().min(self.most_pages);
+        let Some(most) = self.refusals.crowded(self.cache.used_pages()) else { return };
+        let pages = self.cache.budget_pages().min(most);
         self.tell(Input::SetBudget { pages });
     }
 
@@ -393,7 +313,7 @@ impl<B: Backing> Pager<B> {
 
     /// Keeps the other CPU awake from now on, where that helps.
     pub fn keep_awake(&mut self, awake: Option<Awake>) {
-        self.awake = awake;
+        self.waits.keep_awake(awake);
     }
 
     /// Serves until the supervisor says stop.
@@ -401,13 +321,12 @@ impl<B: Backing> Pager<B> {
         let mut fds = Vec::new();
         let mut next_tick = Instant::now();
         let mut next_trim = next_tick + TRIM_EVERY;
-        let mut idle_since: Option<Instant> = None;
         rampool_kernel::thread::ask_for_short_slices();
         loop {
             if supervisor.fork_pending() {
                 self.sit_out_fork(supervisor);
             }
-            let due = self.demands_in_flight > 0;
+            let due = self.requests.demands > 0;
             let mut busy = self.serve_events(supervisor);
             if !self.collects() {
                 busy |= self.serve_answers(supervisor) || self.faults.has_events();
@@ -421,7 +340,7 @@ impl<B: Backing> Pager<B> {
                 }
                 if now >= next_trim {
                     next_trim = now + TRIM_EVERY;
-                    self.fetches.trim();
+                    self.own.fetches.trim();
                 }
             }
             if self.collects() {
@@ -431,32 +350,18 @@ impl<B: Backing> Pager<B> {
             if !busy && self.search() {
                 continue;
             }
-            let adaptive_spin = if due { &mut self.answers } else { &mut self.events_to_come };
             if busy {
-                self.looks = 0;
-                if let Some(since) = idle_since.take() {
-                    adaptive_spin.waited(now.duration_since(since));
-                }
-                if due && self.demands_in_flight == 0 && !self.events_to_come.time().is_zero() {
-                    // Mostly the woken thread runs first, and has met its next fault by now. Otherwise it
-                    // waits for this very CPU.
-                    if !supervisor.fork_pending() && self.serve_events(supervisor) {
-                        self.events_to_come.waited(Duration::ZERO);
-                    } else {
-                        idle_since = Some(now);
-                        self.events_to_come.look_again(Duration::ZERO, true);
-                    }
+                self.waits.came(now, due);
+                if due && self.requests.demands == 0 && self.waits.looks_for_events() {
+                    // Mostly the woken thread runs first, and has met its next fault by now.
+                    let met = !supervisor.fork_pending() && self.serve_events(supervisor);
+                    self.waits.has_let_go_on(now, met);
                 }
                 continue;
             }
-            let waited = now.duration_since(*idle_since.get_or_insert(now));
-            if waited < adaptive_spin.time() {
-                // While no answer is due, the thread that was served last may wait for this very CPU.
-                adaptive_spin.look_again(waited, !due);
-                self.looks += 1;
+            if self.waits.look_again(now, due) {
                 continue;
             }
-            adaptive_spin.sleeps();
             fds.clear();
             fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
             self.backing.poll_fds(&mut fds);
@@ -481,8 +386,8 @@ impl<B: Backing> Pager<B> {
     fn sit_out_fork(&mut self, supervisor: &mut impl Supervisor<B>) {
         let mut fds = [libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 }];
         while supervisor.fork_pending() {
-            if self.events.capacity() - self.events.len() >= EVENTS_READ_AT_ONCE {
-                self.faults.read_events(&mut self.events);
+            if self.mappings.events.capacity() - self.mappings.events.len() >= EVENTS_READ_AT_ONCE {
+                self.faults.read_events(&mut self.mappings.events);
             }
             sleep_on(&mut fds, Duration::from_micros(200));
         }
@@ -490,7 +395,7 @@ impl<B: Backing> Pager<B> {
 
     /// Reads and handles the kernel's events; returns whether there were any.
     pub fn serve_events(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
-        let mut events = std::mem::take(&mut self.events);
+        let mut events = std::mem::take(&mut self.mappings.events);
         let before = events.len();
         self.faults.read_events(&mut events);
         born_of(&events[before..]).for_each(|child| supervisor.born(child));
@@ -502,14 +407,13 @@ impl<B: Backing> Pager<B> {
                 self.serve_event(event, supervisor);
             }
         }
-        self.events = events;
+        self.mappings.events = events;
         self.relieve();
         self.end_if_broken(supervisor);
-        if self.refused_since.is_some_and(|since| since.elapsed() > NO_MEMORY_DEADLINE) {
-            self.refused_since = None;
+        if self.refusals.has_no_room() && self.refusals.lacks_room(self.now_ns()) {
             let reason = format!(
                 "the kernel has had no room for a page for {} s: it is out of memory, or this process has all the mappings that it may have (sysctl vm.max_map_count)",
-                NO_MEMORY_DEADLINE.as_secs()
+                REFUSALS_DEADLINE_NS / 1_000_000_000
             );
             supervisor.lost(self, reason);
         }
@@ -519,17 +423,12 @@ impl<B: Backing> Pager<B> {
     fn serve_event(&mut self, event: Event, supervisor: &mut impl Supervisor<B>) {
         match event {
             Event::Fault { address, offset, write, write_protected, thread } => {
-                let now = Instant::now();
-                self.fault_started = Some(now);
                 let access = match (write, write_protected) {
                     (_, true) => Access::WriteProtected,
                     (true, false) => Access::Write,
                     (false, false) => Access::Read,
                 };
-                self.follow(thread);
-                if self.awake.as_mut().is_some_and(|awake| awake.fault(now, self.follow.cpu())) {
-                    self.follow.look_again();
-                }
+                self.waits.fault(Instant::now(), thread);
                 self.choose_install(thread);
                 let mut page = self.space.page_at(address);
                 if page.is_none() && self.faults.let_frames_be_filled(address) {
@@ -601,8 +500,8 @@ impl<B: Backing> Pager<B> {
     pub unsafe fn discard(&mut self, start: usize, end: usize) {
         if self.faults.follows_mappings() {
             // Registered, and about to be taken over.
-            let given_up_before = &mut self.given_up_before;
-            self.space.gaps(start, end, |from, to| given_up_before.insert(pages_at(from, to)));
+            let given_up = &mut self.mappings.given_up;
+            self.space.gaps(start, end, |from, to| given_up.insert(pages_at(from, to)));
         }
         let mut extents = Vec::new();
         self.space.extents_in(start, end, |at, extent| {
@@ -620,14 +519,7 @@ impl<B: Backing> Pager<B> {
         // Nothing is known there, except in a child that was forked between a change and its event.
         // SAFETY: whatever was there is not any more.
         unsafe { self.forget(to, to + bytes) };
-        let (old, new) = (pages_at(from, from + bytes), pages_at(to, to + bytes));
-        let parts: Vec<Extent> =
-            self.given_up_before.extents().into_iter().filter_map(|part| intersect(part, old)).collect();
-        self.given_up_before.remove(old);
-        for part in parts {
-            self.given_up_before
-                .insert(Extent::new(new.first.offset(part.first.0 - old.first.0), part.count));
-        }
+        self.mappings.given_up.moved(pages_at(from, from + bytes), pages_at(to, to + bytes));
         self.space.extents_in(from, from + bytes, |at, extent| {
             self.faults.moved(at, at - from + to, extent.count as usize * OS_PAGE_BYTES);
         });
@@ -639,7 +531,7 @@ impl<B: Backing> Pager<B> {
     /// # Safety
     /// The program has unmapped it, or all of its pages are present.
     pub unsafe fn forget(&mut self, start: usize, end: usize) {
-        self.given_up_before.remove(pages_at(start, end));
+        self.mappings.given_up.unmapped(pages_at(start, end));
         let mut gone = Vec::new();
         self.space.extents_in(start, end, |at, extent| {
             self.faults.unmanage(at, extent.count as usize * OS_PAGE_BYTES)
@@ -688,11 +580,11 @@ impl<B: Backing> Pager<B> {
     /// As [`serve_backing`](Self::serve_backing), up to the last answer that a thread waits for: the thread
     /// goes first.
     fn serve_answers(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
-        let due = self.demands_in_flight > 0;
+        let due = self.requests.demands > 0;
         let mut any = false;
         while self.serve_backing_event(supervisor) {
             any = true;
-            if due && self.demands_in_flight == 0 {
+            if due && self.requests.demands == 0 {
                 break;
             }
         }
@@ -701,29 +593,31 @@ impl<B: Backing> Pager<B> {
 
     /// As [`serve_backing`](Self::serve_backing), for one thing.
     fn serve_backing_event(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
-        let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) else { return false };
+        let Some(event) = self.requests.deferred.pop_front().or_else(|| self.backing.poll()) else {
+            return false;
+        };
         match event {
             BackingEvent::Fetched { token } => {
                 let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
                 if token & DEMAND_TOKEN != 0 {
-                    self.demands_in_flight -= 1;
+                    self.requests.demands -= 1;
                 }
                 self.tell(Input::Fetched { fetch });
             }
             BackingEvent::Stored { token } => {
                 let batch = BatchId(id_of(token));
                 self.tell(Input::Stored { batch });
-                if !self.refused.is_empty() {
+                if !self.requests.refused.is_empty() {
                     self.retry_refused();
                 }
             }
             BackingEvent::Full { token, reason } => {
-                if self.refused.is_empty() {
+                if self.requests.refused.is_empty() {
                     let _ = reason;
                     self.stats.pool_full();
                     self.tell(Input::PoolFull(true));
                 }
-                self.refused.push(BatchId(id_of(token)));
+                self.requests.refused.push(BatchId(id_of(token)));
             }
             BackingEvent::Failed { token, reason } if token & FETCH_TOKEN != 0 => {
                 self.fetch_again(token, reason)
@@ -781,7 +675,7 @@ impl<B: Backing> Pager<B> {
         }
         let mut fork_fault_server = ForkFaultServer::new(child, space, absent, region);
         for (page, batch, offset_pages) in unsent {
-            let content = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+            let content = self.own.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
             // SAFETY: the page lies in a batch, which is not written.
             unsafe { fork_fault_server.supply(page, std::ptr::with_exposed_provenance(content)) };
         }
@@ -831,7 +725,7 @@ impl<B: Backing> Pager<B> {
         for span in self.space.spans() {
             self.faults.inheritable(span.start, span.end() - span.start, true);
         }
-        Ok((ChildMemory { spans: self.space.spans().to_vec(), absent: absent.extents() }, region))
+        Ok((ChildMemory { spans: self.space.spans().to_vec(), absent: absent.extents().collect() }, region))
     }
 
     /// What `mremap` left behind or added is registered as its mapping was, and no page of it is managed
@@ -859,7 +753,7 @@ impl<B: Backing> Pager<B> {
     /// From now on no page leaves; returns when everything that left is at the servers, or how many pages are
     /// not.
     fn freeze(&mut self, supervisor: &mut impl Supervisor<B>, deadline: Instant) -> Result<(), u32> {
-        self.frozen = true;
+        self.mappings.frozen = true;
         loop {
             let mut unsent = 0;
             self.cache.absent_content(|extent, staged| unsent += staged.map_or(0, |_| extent.count));
@@ -887,7 +781,7 @@ impl<B: Backing> Pager<B> {
 
     /// Pages leave again.
     fn unfreeze(&mut self) {
-        self.frozen = false;
+        self.mappings.frozen = false;
         let pages = self.cache.budget_pages();
         self.tell(Input::SetBudget { pages });
     }
@@ -902,7 +796,7 @@ impl<B: Backing> Pager<B> {
         fork_fault_server: &mut ForkFaultServer<B::Region>,
         born: &mut dyn FnMut(&Uffd),
     ) -> Result<Vec<ForkFaultServer<B::Region>>, String> {
-        let zeroes = self.zeroes.start();
+        let zeroes = self.own.zeroes.start();
         let mut forked = Vec::new();
         fork_fault_server.serve(
             zeroes,
@@ -935,9 +829,9 @@ impl<B: Backing> Pager<B> {
 
     /// Fetches a few pages and waits for them; everything else that arrives meanwhile is kept for later.
     fn fetch_now(&mut self, region: B::Region, extent: Extent) -> Result<usize, String> {
-        let start = self.forked_frames.start();
+        let start = self.own.forked.start();
         // SAFETY: the frames belong to this call, which waits for the answer.
-        unsafe { self.backing.fetch(region, FORKED_TOKEN, &[extent], self.forked_frames.at(0), true) };
+        unsafe { self.backing.fetch(region, FORKED_TOKEN, &[extent], self.own.forked.at(0), true) };
         let mut fds = Vec::new();
         loop {
             match self.backing.poll() {
@@ -945,7 +839,7 @@ impl<B: Backing> Pager<B> {
                 Some(
                     BackingEvent::Failed { token: FORKED_TOKEN, reason } | BackingEvent::Lost { reason },
                 ) => return Err(reason),
-                Some(other) => self.deferred.push_back(other),
+                Some(other) => self.requests.deferred.push_back(other),
                 None => {
                     fds.clear();
                     self.backing.poll_fds(&mut fds);
@@ -960,15 +854,15 @@ impl<B: Backing> Pager<B> {
     /// Whether stores wait that the servers had no room for.
     #[must_use]
     pub fn has_refused(&self) -> bool {
-        !self.refused.is_empty()
+        !self.requests.refused.is_empty()
     }
 
     /// Sends again what the servers had no room for.
     pub fn retry_refused(&mut self) {
-        if self.refused.is_empty() {
+        if self.requests.refused.is_empty() {
             return;
         }
-        let refused = std::mem::take(&mut self.refused);
+        let refused = std::mem::take(&mut self.requests.refused);
         for batch in refused {
             self.store(batch);
         }
@@ -989,7 +883,7 @@ impl<B: Backing> Pager<B> {
             verify.forget(extent);
         }
         self.cache.handle(input);
-        if !self.changing {
+        if !self.mappings.changing {
             self.follow_through();
         }
     }
@@ -997,16 +891,14 @@ impl<B: Backing> Pager<B> {
     /// Carries out what the cache wants, and everything that follows from it.
     fn follow_through(&mut self) {
         self.carry_out();
-        while self.report_failed_installs() {}
-        while let Some(follow_up) = self.follow_ups.pop_front() {
-            match follow_up {
-                FollowUp::Evicted { batch, outcomes } => {
-                    self.cache.handle(Input::Evicted { batch, outcomes: &outcomes })
-                }
-                FollowUp::Opened { extent } => self.cache.handle(Input::Opened { extent }),
+        loop {
+            let step = self.reports.next_step();
+            if step.is_empty() {
+                break;
             }
+            step.iter().for_each(|report| self.cache.handle(report.input()));
             self.carry_out();
-            while self.report_failed_installs() {}
+            step.into_iter().for_each(|report| self.told(report));
         }
         let stats = self.cache.stats();
         if stats.vanished_pages + stats.missing_pages + stats.content_refused > 0 {
@@ -1019,30 +911,14 @@ impl<B: Backing> Pager<B> {
         }
     }
 
-    /// Tells the cache which installs the kernel refused because an event waits to be read, and where it had
-    /// a page, or none, unlike what the cache knows. The threads that wait for refused pages are woken: they
-    /// fault again, and by then the main loop has read the event. Returns whether there were any.
-    fn report_failed_installs(&mut self) -> bool {
-        if self.failed_installs.is_empty() && self.already_there.is_empty() && self.were_missing.is_empty() {
-            return false;
-        }
-        for extent in std::mem::take(&mut self.already_there) {
-            self.cache.handle(Input::AlreadyThere { extent });
-        }
-        for page in std::mem::take(&mut self.were_missing) {
-            self.cache.handle(Input::WasMissing { page });
-        }
-        let failed = std::mem::take(&mut self.failed_installs);
-        for extent in &failed {
+    /// The cache knows of this, and has had its way. Threads that wait for pages that the kernel refused are
+    /// woken: they fault again, and by then the main loop has read the event.
+    fn told(&mut self, report: Report) {
+        if let Report::Failed(extent) = report {
             self.stats.install_deferred();
-            self.cache.handle(Input::InstallFailed { extent: *extent });
-        }
-        self.carry_out();
-        for extent in failed {
             let faults = &self.faults;
             self.space.pieces(extent, |piece| faults.wake(piece.start, piece.bytes));
         }
-        true
     }
 
     fn carry_out(&mut self) {
@@ -1059,25 +935,11 @@ impl<B: Backing> Pager<B> {
                 }
                 Output::Confirm { page, may_be_gone } => self.confirm(page, may_be_gone),
                 Output::InstallFetched { extent, fetch, offset_pages, writable } => {
-                    match self.gone.get(&fetch) {
-                        None => self.install_fetched(extent, fetch, offset_pages, writable),
-                        Some(gone) => {
-                            for (part, is_gone) in parts_of(extent, gone) {
-                                if is_gone {
-                                    self.install_arriving();
-                                    self.failed_installs.push(part);
-                                } else {
-                                    let before =
-                                        u32::try_from(part.first.0 - extent.first.0).expect("within it");
-                                    self.install_fetched(part, fetch, offset_pages + before, writable);
-                                }
-                            }
-                        }
-                    }
+                    self.install_fetched(extent, fetch, offset_pages, writable)
                 }
                 Output::InstallStaged { extent, batch, offset_pages, writable } => {
                     self.stats.second_chance(u64::from(extent.count));
-                    let from = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+                    let from = self.own.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
                     let checked = self.come(extent, from, "the eviction batch that it was in");
                     self.install_checked(extent, Some(from), writable, checked);
                 }
@@ -1091,50 +953,27 @@ impl<B: Backing> Pager<B> {
                 Output::Store { batch, pages } => {
                     self.stats.written_back(pages.iter().map(|(e, _)| u64::from(e.count)).sum());
                     self.unchanged.store(batch.0, &pages);
-                    self.stored_pages[batch.0 as usize] = pages;
+                    self.own.stored[batch.0 as usize] = pages;
                     self.store(batch);
                 }
                 Output::ReleaseBatch { batch, keep: true } => {
                     let reserve = self.cache.config().max_batches as usize;
-                    self.spare.keep(
+                    self.own.spare.keep(
                         batch.0,
-                        &self.present[batch.0 as usize],
+                        &self.own.present[batch.0 as usize],
                         reserve,
-                        &mut self.batches,
+                        &mut self.own.batches,
                         &self.faults,
                     );
                 }
                 Output::ReleaseBatch { batch, keep: false } => {
-                    let start = self.batches.release(batch.0);
+                    let start = self.own.batches.release(batch.0);
                     self.empty_batch(start);
                 }
-                Output::DropSpare { pages } => self.spare.give_back(pages, &mut self.batches, &self.faults),
-                Output::Fetch { fetch, extents, demand, spare } => {
-                    let pages = total_pages(&extents);
-                    self.stats.fetched(pages, demand);
-                    let count = u32::try_from(pages).expect("a fetch is small");
-                    let lent = if spare {
-                        self.spare.lend(fetch.0, count, &mut self.batches, &self.faults)
-                    } else {
-                        None
-                    };
-                    let to = std::ptr::with_exposed_provenance_mut(
-                        lent.unwrap_or_else(|| self.fetches.take(fetch.0)),
-                    );
-                    let mut token = FETCH_TOKEN | u64::from(fetch.0);
-                    if demand {
-                        self.demands_in_flight += 1;
-                        token |= DEMAND_TOKEN;
-                    }
-                    self.gone.remove(&fetch);
-                    let gone = self.backing.gone(self.region, &extents);
-                    if gone.is_empty() {
-                        // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
-                        unsafe { self.backing.fetch(self.region, token, &extents, to, demand) };
-                    } else {
-                        self.fetch_around(token, &extents, gone, to);
-                    }
+                Output::DropSpare { pages } => {
+                    self.own.spare.give_back(pages, &mut self.own.batches, &self.faults)
                 }
+                Output::Fetch { fetch, extents, demand, spare } => self.fetch(fetch, &extents, demand, spare),
                 Output::ReleaseFetch { fetch } => self.release_fetch(fetch),
                 Output::Discard { extent } => self.backing.discard(self.region, extent),
             }
@@ -1142,15 +981,54 @@ impl<B: Backing> Pager<B> {
         self.install_arriving();
     }
 
+    /// Asks the servers. `spare`: the frames of an earlier batch take it, if one has enough.
+    fn fetch(&mut self, fetch: FetchId, extents: &[Extent], demand: bool, spare: bool) {
+        let pages = total_pages(extents);
+        self.stats.fetched(pages, demand);
+        let count = u32::try_from(pages).expect("a fetch is small");
+        let own = &mut self.own;
+        let lent = if spare { own.spare.lend(fetch.0, count, &mut own.batches, &self.faults) } else { None };
+        let to = std::ptr::with_exposed_provenance_mut(lent.unwrap_or_else(|| own.fetches.take(fetch.0)));
+        let mut token = FETCH_TOKEN | u64::from(fetch.0);
+        if demand {
+            self.requests.demands += 1;
+            token |= DEMAND_TOKEN;
+        }
+        self.requests.gone.remove(&fetch);
+        let gone = self.backing.gone(self.region, extents);
+        if gone.is_empty() {
+            // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
+            unsafe { self.backing.fetch(self.region, token, extents, to, demand) };
+        } else {
+            self.fetch_around(token, extents, gone, to);
+        }
+    }
+
+    /// Installs pages of a fetch, except those that are lost.
     fn install_fetched(&mut self, extent: Extent, fetch: FetchId, offset_pages: u32, writable: bool) {
+        let Some(gone) = self.requests.gone.get(&fetch) else {
+            return self.install_part(extent, fetch, offset_pages, writable);
+        };
+        for (part, is_gone) in parts_of(extent, gone) {
+            if is_gone {
+                self.install_arriving();
+                self.reports.push(Report::Failed(part));
+            } else {
+                let before = u32::try_from(part.first.0 - extent.first.0).expect("within it");
+                self.install_part(part, fetch, offset_pages + before, writable);
+            }
+        }
+    }
+
+    fn install_part(&mut self, extent: Extent, fetch: FetchId, offset_pages: u32, writable: bool) {
         let offset = offset_pages as usize * OS_PAGE_BYTES;
-        match self.spare.start_of(fetch.0) {
+        match self.own.spare.start_of(fetch.0) {
             Some(start) => match self.come(extent, start + offset, "a server") {
                 Ok(()) => self.arrive(extent, fetch, start + offset, writable),
                 bad => self.install_checked(extent, Some(start + offset), writable, bad),
             },
             None => {
-                let from = self.fetches.start_of(fetch.0) + offset;
+                let from = self.own.fetches.start_of(fetch.0) + offset;
                 let checked = self.come(extent, from, "a server");
                 self.install_checked(extent, Some(from), writable, checked);
             }
@@ -1166,13 +1044,13 @@ impl<B: Backing> Pager<B> {
                     let reason = format!(
                         "{page} was only at a memory server that is lost: the other one that holds it had not caught up"
                     );
-                    self.deferred.push_back(BackingEvent::Lost { reason });
+                    self.requests.deferred.push_back(BackingEvent::Lost { reason });
                 }
             } else {
                 parts.push((Extent::page(page), to.wrapping_add(at * OS_PAGE_BYTES)));
             }
         }
-        self.gone.insert(FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN)), gone);
+        self.requests.gone.insert(FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN)), gone);
         // SAFETY: parts of the fetch's slot, which belongs to it until ReleaseFetch.
         unsafe { self.backing.fetch_parts(self.region, token, &parts, token & DEMAND_TOKEN != 0) };
     }
@@ -1182,11 +1060,11 @@ impl<B: Backing> Pager<B> {
         let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
         let extents = self.cache.fetch_extents(fetch).to_vec();
         let gone = self.backing.gone(self.region, &extents);
-        let known = self.gone.get(&fetch).map_or(0, |gone| total_pages(gone));
+        let known = self.requests.gone.get(&fetch).map_or(0, |gone| total_pages(gone));
         if total_pages(&gone) <= known {
-            return self.deferred.push_back(BackingEvent::Lost { reason });
+            return self.requests.deferred.push_back(BackingEvent::Lost { reason });
         }
-        let to = self.spare.start_of(fetch.0).unwrap_or_else(|| self.fetches.start_of(fetch.0));
+        let to = self.own.fetched_at(fetch.0);
         self.fetch_around(token, &extents, gone, std::ptr::with_exposed_provenance_mut(to));
     }
 
@@ -1213,7 +1091,7 @@ impl<B: Backing> Pager<B> {
             Ok(()) => self.install(extent, from, writable),
             Err(reason) => {
                 self.breaks(|| reason);
-                self.failed_installs.push(extent);
+                self.reports.push(Report::Failed(extent));
             }
         }
     }
@@ -1223,16 +1101,15 @@ impl<B: Backing> Pager<B> {
     fn confirm(&mut self, page: PageIndex, may_be_gone: bool) {
         let Some(address) = self.space.address_of(page) else { return };
         let lost = if may_be_gone { None } else { self.faults.poison_unless_there(address) };
-        let reply = lost
-            .unwrap_or_else(|| self.faults.install(address, self.zeroes.start(), OS_PAGE_BYTES, false, true));
+        let reply = lost.unwrap_or_else(|| {
+            self.faults.install(address, self.own.zeroes.start(), OS_PAGE_BYTES, false, true)
+        });
         match reply {
-            Reply::Done => self.were_missing.push(page),
+            Reply::Done => self.reports.push(Report::WasMissing(page)),
             Reply::AlreadyMapped => self.faults.wake(address, OS_PAGE_BYTES),
             reply => self.refused(page, address, reply),
         }
-        if let Some(started) = self.fault_started.take() {
-            self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
-        }
+        self.served();
     }
 
     /// The kernel did not install this page, for any reason except that it has one. Waiting threads fault
@@ -1240,12 +1117,11 @@ impl<B: Backing> Pager<B> {
     fn refused(&mut self, page: PageIndex, address: usize, reply: Reply) {
         match reply {
             Reply::NoMemory => {
-                self.refused_since.get_or_insert_with(Instant::now);
+                self.refusals.no_room(self.now_ns());
             }
             // Unmapped meanwhile, or mapped as something else: the event follows.
             Reply::Gone => {
-                let now_ns = self.started.elapsed().as_nanos().try_into().unwrap_or(u64::MAX);
-                if self.unexplained.refused(now_ns, address) {
+                if self.refusals.not_mapped(self.now_ns(), address) {
                     self.breaks(|| {
                         format!("the kernel has said for 5 s that {address:#x} is not managed, and not what has become of it")
                     });
@@ -1256,16 +1132,15 @@ impl<B: Backing> Pager<B> {
                 self.breaks(|| format!("the kernel does not install the page at {address:#x}: {reply:?}"))
             }
         }
-        self.failed_installs.push(Extent::page(page));
+        self.reports.push(Report::Failed(Extent::page(page)));
     }
 
     /// Maps `extent` with the bytes at `from` (zeroes without), page by page where the kernel stops half-way.
     fn install(&mut self, extent: Extent, from: Option<usize>, writable: bool) {
         let mut refused = Vec::new();
-        let mut there = Vec::new();
         let mut rest = Vec::new();
-        let (faults, zeroes, refused_since, unexplained) =
-            (&mut self.faults, self.zeroes.start(), &mut self.refused_since, &mut self.unexplained);
+        let (faults, zeroes) = (&mut self.faults, self.own.zeroes.start());
+        let (refusals, reports) = (&mut self.refusals, &mut self.reports);
         self.space.pieces(extent, |piece| {
             let mut done = 0;
             // The kernel takes a range of one mapping only, and advice or protection may have divided ours:
@@ -1281,15 +1156,14 @@ impl<B: Backing> Pager<B> {
                 };
                 match faults.install(piece.start + done, source, bytes, !writable, from.is_none()) {
                     Reply::Done => {
-                        *refused_since = None;
-                        unexplained.explained(piece.start + done, piece.start + done + bytes);
+                        refusals.came(piece.start + done, piece.start + done + bytes);
                         done += bytes;
                     }
                     Reply::Partial(part) => done += part,
                     // The program's own: waiting threads may go on.
                     Reply::AlreadyMapped => {
                         faults.wake(piece.start + done, OS_PAGE_BYTES);
-                        push_page(&mut there, page_of(extent, &piece, done));
+                        reports.push(Report::AlreadyThere(Extent::page(page_of(extent, &piece, done))));
                         done += OS_PAGE_BYTES;
                     }
                     Reply::Gone if bytes > OS_PAGE_BYTES => most = half(bytes),
@@ -1309,17 +1183,14 @@ impl<B: Backing> Pager<B> {
                 }
             }
         });
-        self.already_there.append(&mut there);
         if refused.is_empty() {
-            if let Some(started) = self.fault_started.take() {
-                self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
-            }
+            self.served();
             return;
         }
         for (page, address, reply) in refused {
             self.refused(page, address, reply);
         }
-        self.failed_installs.append(&mut rest);
+        rest.into_iter().for_each(|extent| self.reports.push(Report::Failed(extent)));
     }
 
     fn unprotect(&mut self, extent: Extent) {
@@ -1337,15 +1208,13 @@ impl<B: Backing> Pager<B> {
         if let Some((address, reply)) = unexpected {
             self.breaks(|| format!("the kernel does not open the page at {address:#x} to writes: {reply:?}"));
         }
-        if let Some(started) = self.fault_started.take() {
-            self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
-        }
+        self.served();
     }
 
     /// Where the batch's frames are. The next fault comes late because of it.
     fn begin_batch(&mut self, batch: BatchId) -> usize {
-        self.awake.iter_mut().for_each(Awake::evicts);
-        self.batches.take(batch.0)
+        self.waits.evicts();
+        self.own.batches.take(batch.0)
     }
 
     /// Moves the pages of a batch out of the program.
@@ -1363,7 +1232,7 @@ impl<B: Backing> Pager<B> {
             });
             slot += extent.count as usize * OS_PAGE_BYTES;
         }
-        if self.frozen {
+        if self.mappings.frozen {
             outcomes.fill(EvictOutcome::Later);
         } else {
             self.faults.evict(&departures, to, &mut outcomes);
@@ -1374,14 +1243,26 @@ impl<B: Backing> Pager<B> {
             }
             self.keep_what_may_be_reclaimed(extents, &outcomes, to);
         }
+        self.judge_departures(batch, extents, &mut outcomes, to);
+        self.reports.push(Report::Evicted(batch, outcomes));
+    }
+
+    /// Pages of a batch have been moved to frames from `to` on, or not: finds those that need not be sent.
+    fn judge_departures(
+        &mut self,
+        batch: BatchId,
+        extents: &[Extent],
+        outcomes: &mut [EvictOutcome],
+        to: usize,
+    ) {
         let mut moved = 0;
-        let present = &mut self.present[batch.0 as usize];
+        let present = &mut self.own.present[batch.0 as usize];
         present.clear();
         self.unchanged.begin(batch.0, outcomes.len());
-        let pages = extents.iter().flat_map(Extent::pages);
         // Asked after the pages have left: what is merged from now on is none of them.
         let may_hide_writes = self.merged.may_hide_writes();
-        for (index, (page, outcome)) in pages.zip(&mut outcomes).enumerate() {
+        let pages = extents.iter().flat_map(Extent::pages);
+        for (index, (page, outcome)) in pages.zip(outcomes).enumerate() {
             if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened) {
                 moved += 1;
                 let at = u32::try_from(index).expect("a batch is small");
@@ -1421,7 +1302,6 @@ impl<B: Backing> Pager<B> {
             }
         }
         self.stats.evicted(moved);
-        self.follow_ups.push_back(FollowUp::Evicted { batch, outcomes });
     }
 
     /// Frames that the program may have let the kernel take (MADV_FREE) become ours for good.
@@ -1438,8 +1318,8 @@ impl<B: Backing> Pager<B> {
     }
 
     fn store(&mut self, batch: BatchId) {
-        let start = self.batches.start_of(batch.0);
-        let pages: Vec<(Extent, *const u8)> = self.stored_pages[batch.0 as usize]
+        let start = self.own.batches.start_of(batch.0);
+        let pages: Vec<(Extent, *const u8)> = self.own.stored[batch.0 as usize]
             .iter()
             .map(|(extent, offset)| {
                 (*extent, std::ptr::with_exposed_provenance(start + *offset as usize * OS_PAGE_BYTES))
@@ -1452,28 +1332,18 @@ impl<B: Backing> Pager<B> {
     /// Gives a batch's frames back to the kernel.
     fn empty_batch(&mut self, start: usize) {
         // SAFETY: the cache released the batch: its content is not needed.
-        unsafe { self.faults.empty_frames(start, self.batches.slot_bytes()) };
+        unsafe { self.faults.empty_frames(start, self.own.batches.slot_bytes()) };
     }
 
-    /// Keeps the pager on the CPU where the program takes its faults: waking a sleeping CPU costs more than
-    /// everything else in a fault.
-    fn follow(&mut self, thread: u32) {
-        if !self.waiting.follow_faults || thread == 0 {
-            return;
+    /// The thread whose fault came last has its page.
+    fn served(&mut self) {
+        if let Some(took) = self.waits.served() {
+            self.stats.served(took, self.cache.pages_to_avoid());
         }
-        let Some(advice) = self.follow.fault(thread, self.looks > 1) else { return };
-        let looks =
-            self.waiting.spin.is_zero() || self.answers.is_worth_it() || self.events_to_come.is_worth_it();
-        let cpu = match advice {
-            Advice::AskFor(thread) if looks => rampool_kernel::thread::cpu_of(thread),
-            Advice::AskFor(_) | Advice::Anywhere => None,
-        };
-        let pinned = match cpu {
-            cpu if cpu == self.follow.cpu() => Ok(()),
-            Some(cpu) => rampool_kernel::thread::pin_to_cpu(cpu),
-            None => rampool_kernel::thread::unpin(),
-        };
-        self.follow.moved(if pinned.is_ok() { cpu } else { self.follow.cpu() });
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos().try_into().unwrap_or(u64::MAX)
     }
 }
 

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //!   a fault ---> cache ---> outputs: install, fetch, evict, store
+//!                  ^------- reports  what came of them, in order; refusals: how long the kernel may say no
 //!                  |-- table        an entry for each page; untouched pages take no memory
 //!                  `-- pointers     which pages an array of pointers foretells
 //!   space          which page is at which address
-//!      `-- changes  changes of addresses, in the order in which they were made
+//!      |-- changes  changes of addresses, in the order in which they were made
+//!      `-- given_up what a program gives up of memory that is about to be taken over
 //!   curve          what more local memory would save
 //!   fingerprint    whether a page that leaves holds what it held when it came
 //!   placement      which server holds which page
@@ -24,8 +26,11 @@ pub mod changes;
 pub mod curve;
 pub mod fingerprint;
 pub mod follow;
+pub mod given_up;
+pub mod page_set;
 pub mod placement;
 pub mod pointers;
+pub mod refusals;
+pub mod reports;
 pub mod space;
 pub mod table;
-pub mod unexplained;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rampool_paging::page_set::PageSet;
 use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::copies::{Copies, HandedOver, History, Piece, Region, Step, sources};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
-use crate::pages::PageSet;
 use crate::rule::Rule;
 use crate::session::{DEADLINES, Session};
 use crate::work::{Orphaned, Request, Work};

@@ -20,12 +20,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rampool_paging::page_set::PageSet;
 use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::RegionId;
 use rampool_wire::units::{Extent, PageIndex};
 
 use crate::io::Time;
-use crate::pages::PageSet;
 use crate::rule::{Rule, Rules};
 
 /// Pieces under way at once, and pages of one.

@@ -131,7 +131,6 @@ mod client;
 mod copies;
 mod io;
 mod pace;
-mod pages;
 mod places;
 mod rule;
 mod session;
@@ -144,8 +143,8 @@ pub use io::{
     SENT_TOGETHER_BYTES, Time, What,
 };
 pub use pace::CALM;
-pub use pages::PageSet;
 pub use places::{Known, Places, Stamp};
+pub use rampool_paging::page_set::PageSet;
 pub use rule::Rule;
 pub use session::{
     ABSENCE, ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES,

@@ -5,7 +5,7 @@ use rampool_kernel::memory::own_mappings;
 use rampool_paging::cache::Input;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 
-use super::{Pager, intersect, page_count, pages_at};
+use super::{Pager, page_count, pages_at};
 use crate::backing::Backing;
 use crate::fault::FaultCatcher;
 
@@ -20,7 +20,7 @@ impl<B: Backing> Pager<B> {
     /// a fork is under way whose child was promised the memory as it was: nothing has happened then, and it
     /// is to be asked again after the fork.
     pub(crate) fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
-        if self.frozen {
+        if self.mappings.frozen {
             return Err(libc::EAGAIN);
         }
         self.faults.manage(start, bytes)?;
@@ -38,7 +38,7 @@ impl<B: Backing> Pager<B> {
     /// EAGAIN: mappings are changing, or a fork is under way; ask again after events have been served. A
     /// mapping that the kernel refuses is passed over.
     pub unsafe fn adopt_mapped(&mut self, start: usize, end: usize) -> Result<(), i32> {
-        if self.frozen {
+        if self.mappings.frozen {
             return Err(libc::EAGAIN);
         }
         let Ok(maps) = Maps::open() else { return Err(libc::EAGAIN) };
@@ -78,7 +78,7 @@ impl<B: Backing> Pager<B> {
 
     /// The parts of `[start, end)` that are not managed and may be, in address order.
     fn unmanaged(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
-        let holes = not_to_be_managed(start, end, &self.left_out);
+        let holes = not_to_be_managed(start, end, &self.mappings.left_out);
         let mut parts = Vec::new();
         self.space.gaps(start, end, |from, to| subtract((from, to), &holes, &mut parts));
         parts
@@ -91,7 +91,7 @@ impl<B: Backing> Pager<B> {
 
     /// Pages that the driver of this pager depends on: [`Self::adopt_mapped`] passes them over.
     pub fn leave_out(&mut self, start: usize, end: usize) {
-        self.left_out.push((start, end));
+        self.mappings.left_out.push((start, end));
     }
 
     /// Counts `[start, end)`, which is registered, as managed.
@@ -99,7 +99,7 @@ impl<B: Backing> Pager<B> {
         if self.faults.mappings_change(start) {
             return Err(libc::EAGAIN);
         }
-        if self.frozen {
+        if self.mappings.frozen {
             // The child of the fork under way inherits it: nothing of it has left.
             self.faults.inheritable(start, end - start, true);
         }
@@ -116,24 +116,13 @@ impl<B: Backing> Pager<B> {
             let part = (end - at).min(MOST);
             let extent = self.space.insert(at, page_count(part));
             let resident = self.resident_extents(&present, at, extent);
-            let given_up = self.given_up_before(at, extent);
+            // Since it was registered: those still present will vanish.
+            let given_up = self.mappings.given_up.adopted(pages_at(at, at + part), extent);
             self.stats.adopted(u64::from(extent.count));
             self.tell(Input::Adopt { extent, resident: &resident, remote: &[], given_up: &given_up });
             at += part;
         }
         Ok(())
-    }
-
-    /// Pages of a span that was just taken over that the program gave up since the span was registered: those
-    /// still present will vanish.
-    fn given_up_before(&mut self, start: usize, extent: Extent) -> Vec<Extent> {
-        let here = pages_at(start, start + extent.count as usize * OS_PAGE_BYTES);
-        let parts = self.given_up_before.extents().into_iter().filter_map(|part| intersect(part, here));
-        let given_up = parts
-            .map(|part| Extent::new(extent.first.offset(part.first.0 - here.first.0), part.count))
-            .collect();
-        self.given_up_before.remove(here);
-        given_up
     }
 
     /// Which pages of a span that was just taken over are among these present runs.
@@ -157,9 +146,9 @@ impl<B: Backing> Pager<B> {
     /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span
     /// covers it yet. What was to be left out is not there any more, if a page of it is absent.
     pub(super) fn adopt_around(&mut self, address: usize) {
-        let left_out = std::mem::take(&mut self.left_out);
+        let left_out = std::mem::take(&mut self.mappings.left_out);
         for range in left_out {
-            subtract(range, &[(address, address + OS_PAGE_BYTES)], &mut self.left_out);
+            subtract(range, &[(address, address + OS_PAGE_BYTES)], &mut self.mappings.left_out);
         }
         let Ok(maps) = Maps::open() else { return };
         let Some(vma) = maps.at(address) else { return };

@@ -10,9 +10,10 @@ use rampool_kernel::maps::{Maps, Pagemap};
 use rampool_kernel::uffd::{Event, Uffd};
 use rampool_paging::cache::{Cache, Input};
 use rampool_paging::changes::{Change, Facts, Order, order};
+use rampool_paging::given_up::GivenUp;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use super::{Pager, Supervisor, sleep_on};
+use super::{EVENTS_KEPT, Pager, Supervisor, sleep_on};
 use crate::backing::Backing;
 use crate::fault::FaultCatcher;
 
@@ -88,10 +89,38 @@ impl Facts for KernelFacts<'_> {
     }
 }
 
+/// What is known of the program's mappings beyond where its managed pages are.
+pub(super) struct Mappings {
+    /// What was read and not handled yet.
+    pub events: Vec<Event>,
+    /// How often changes that were read were looked at, and could not be applied yet.
+    pub collecting: u32,
+    /// Changes are being passed to the cache: its outputs wait for the last of them.
+    pub changing: bool,
+    /// A fork is under way that the kernel will not report: no page leaves.
+    pub frozen: bool,
+    /// What is never taken over.
+    pub left_out: Vec<(usize, usize)>,
+    pub given_up: GivenUp,
+}
+
+impl Default for Mappings {
+    fn default() -> Self {
+        Self {
+            events: Vec::with_capacity(EVENTS_KEPT),
+            collecting: 0,
+            changing: false,
+            frozen: false,
+            left_out: Vec::new(),
+            given_up: GivenUp::default(),
+        }
+    }
+}
+
 impl<B: Backing> Pager<B> {
     /// Whether changes that were read wait for others.
     pub(crate) fn collects(&self) -> bool {
-        self.collecting > 0
+        self.mappings.collecting > 0
     }
 
     /// Tells the cache, and the supervisor, of the changes among `events`, and takes them out, if no change is
@@ -107,17 +136,17 @@ impl<B: Backing> Pager<B> {
         }
         let order = if self.faults.is_changing() { None } else { self.order(events, &changes) };
         let Some(order) = order else {
-            self.collecting += 1;
+            self.mappings.collecting += 1;
             self.faults.hold(true);
             return false;
         };
-        self.collecting = 0;
+        self.mappings.collecting = 0;
         self.faults.hold(false);
         // All of them before anything makes the cache install or move: what follows from one change could undo
         // what the next has to be told of.
-        self.changing = true;
+        self.mappings.changing = true;
         for change in &changes {
-            change.ranges().for_each(|(start, end)| self.unexplained.explained(start, end));
+            change.ranges().for_each(|(start, end)| self.refusals.explained(start, end));
         }
         for event in in_order(take_changes(events), &order) {
             self.serve_event(event, supervisor);
@@ -129,7 +158,7 @@ impl<B: Backing> Pager<B> {
             }
             self.tell(Input::Unguarded { extent });
         }
-        self.changing = false;
+        self.mappings.changing = false;
         self.follow_through();
         true
     }
@@ -163,10 +192,10 @@ impl<B: Backing> Pager<B> {
 
     /// Lets the threads that change mappings run.
     pub(super) fn let_changes_end(&self) {
-        if self.collecting < YIELDS {
+        if self.mappings.collecting < YIELDS {
             std::thread::yield_now();
         } else {
-            let longer = SHORTEST_SLEEP.saturating_mul(self.collecting / YIELDS);
+            let longer = SHORTEST_SLEEP.saturating_mul(self.mappings.collecting / YIELDS);
             let mut fds = [libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 }];
             sleep_on(&mut fds, longer.min(LONGEST_SLEEP));
         }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use rampool_kernel::memory::Mapping;
 use rampool_kernel::selfmem::SelfMemory;
+use rampool_paging::page_set::PageSet;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 
 use super::{HAND_OVER_TOKEN, Pager, Supervisor, intersect, page_count, sleep_on};
 use crate::backing::{Backing, BackingEvent};
-use crate::fork::PageSet;
 
 /// Pages that are copied and stored together.
 const PIECE_PAGES: usize = 256;
@@ -36,7 +36,7 @@ impl<B: Backing> Pager<B> {
         if self.lost.is_some() {
             return Err("memory servers were lost before".into());
         }
-        if !self.refused.is_empty() {
+        if !self.requests.refused.is_empty() {
             return Err("the servers have no room for pages that left local memory before".into());
         }
         self.settle(supervisor, Instant::now() + TIMEOUT)?;
@@ -130,10 +130,10 @@ impl<B: Backing> Pager<B> {
                     | BackingEvent::Failed { token: HAND_OVER_TOKEN, reason },
                 ) => return Err(reason),
                 Some(BackingEvent::Lost { reason }) => {
-                    self.deferred.push_back(BackingEvent::Lost { reason: reason.clone() });
+                    self.requests.deferred.push_back(BackingEvent::Lost { reason: reason.clone() });
                     return Err(reason);
                 }
-                Some(other) => self.deferred.push_back(other),
+                Some(other) => self.requests.deferred.push_back(other),
                 None => {
                     let mut fds = Vec::new();
                     self.backing.poll_fds(&mut fds);

@@ -53,7 +53,7 @@ impl<B: Backing> Pager<B> {
             self.serve_without_servers(page, address, access);
             return Next::Repeat;
         }
-        self.fault_started = Some(Instant::now());
+        self.waits.begin(Instant::now());
         self.stats.fault(access);
         if again && access == Access::WriteProtected {
             // The signal does not say whether the page is closed to writes or gone: what was given up may go

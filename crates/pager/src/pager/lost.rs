@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use rampool_kernel::uffd::Reply;
 use rampool_paging::cache::{Access, BatchId};
+use rampool_paging::page_set::PageSet;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::Pager;
 use crate::backing::Backing;
-use crate::fork::PageSet;
 
 /// What was not in the program when the servers went.
 pub(super) struct Lost {
@@ -69,10 +69,10 @@ impl<B: Backing> Pager<B> {
         let reply = match (access, lost.staged.get(&page)) {
             (Access::WriteProtected, _) => self.faults.unprotect(address, OS_PAGE_BYTES),
             (_, Some((batch, offset))) => {
-                let from = self.batches.start_of(batch.0) + *offset as usize * OS_PAGE_BYTES;
+                let from = self.own.batches.start_of(batch.0) + *offset as usize * OS_PAGE_BYTES;
                 self.faults.install(address, from, OS_PAGE_BYTES, false, false)
             }
-            (_, None) => self.faults.install(address, self.zeroes.start(), OS_PAGE_BYTES, false, true),
+            (_, None) => self.faults.install(address, self.own.zeroes.start(), OS_PAGE_BYTES, false, true),
         };
         if let Reply::Unexpected(errno) = reply {
             self.breaks(|| format!("the kernel does not serve the page at {address:#x} (errno {errno})"));

@@ -22,9 +22,10 @@
 use rampool_kernel::thread::{Still, Stillness};
 use rampool_kernel::uffd::Reply;
 use rampool_paging::cache::{FetchId, Input};
+use rampool_paging::reports::Report;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 
-use super::{FollowUp, Pager, page_count};
+use super::{Pager, page_count};
 use crate::backing::Backing;
 
 /// How pages that came from the servers are put into the program.
@@ -129,7 +130,7 @@ impl<B: Backing> Pager<B> {
     pub(super) fn choose_install(&mut self, thread: u32) {
         let now = &mut self.move_in;
         if now.stillness.as_ref().is_none_or(|s| s.thread() != thread) {
-            if now.choice == InstallBy::Auto && self.follow.cpu().is_none() && !now.on {
+            if now.choice == InstallBy::Auto && self.waits.cpu().is_none() && !now.on {
                 return;
             }
         } else {
@@ -145,10 +146,10 @@ impl<B: Backing> Pager<B> {
             InstallBy::Move => true,
             InstallBy::Auto => {
                 if now.stillness.as_ref().is_none_or(|s| s.thread() != thread) {
-                    now.stillness = if self.follow.cpu().is_some() { Stillness::of(thread) } else { None };
+                    now.stillness = if self.waits.cpu().is_some() { Stillness::of(thread) } else { None };
                 }
                 now.refusals.may_try()
-                    && self.follow.cpu().is_some()
+                    && self.waits.cpu().is_some()
                     && now.stillness.as_ref().is_some_and(|s| s.threads() == Some(2))
             }
         };
@@ -169,8 +170,8 @@ impl<B: Backing> Pager<B> {
         if now.arriving.iter().any(|piece| piece.fetch == fetch) {
             return now.released.push(fetch);
         }
-        if !self.spare.release(fetch.0, &mut self.batches, &self.faults) {
-            self.fetches.release(fetch.0);
+        if !self.own.spare.release(fetch.0, &mut self.own.batches, &self.faults) {
+            self.own.fetches.release(fetch.0);
         }
     }
 
@@ -207,7 +208,7 @@ impl<B: Backing> Pager<B> {
                 let of_piece = left.min(extent.count);
                 left -= of_piece;
                 if of_piece > 0 {
-                    self.spare.moved(fetch.0, of_piece);
+                    self.own.spare.moved(fetch.0, of_piece);
                 }
                 let whole = of_piece == extent.count;
                 if may_move {
@@ -231,15 +232,13 @@ impl<B: Backing> Pager<B> {
         for &(extent, writable) in &moved {
             self.stats.moved_in(u64::from(extent.count));
             if !writable && !still_clean {
-                self.follow_ups.push_back(FollowUp::Opened { extent });
+                self.reports.push(Report::Opened(extent));
             }
             let faults = &self.faults;
             self.space.pieces(extent, |piece| faults.wake(piece.start, piece.bytes));
         }
-        if !moved.is_empty()
-            && let Some(started) = self.fault_started.take()
-        {
-            self.stats.served(started.elapsed(), self.cache.pages_to_avoid());
+        if !moved.is_empty() {
+            self.served();
         }
         for (extent, from, writable) in rest {
             self.install(extent, Some(from), writable);
@@ -294,7 +293,7 @@ impl<B: Backing> Pager<B> {
     }
 
     fn look(&self) -> Option<Still> {
-        self.move_in.stillness.as_ref()?.look(self.follow.cpu()?)
+        self.move_in.stillness.as_ref()?.look(self.waits.cpu()?)
     }
 
     fn has_not_run_since(&self, before: Still) -> bool {

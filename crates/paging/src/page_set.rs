@@ -1,4 +1,4 @@
-//! Sets of pages, as ranges: what a holder has missed, and what was ever stored.
+//! Sets of pages, as ranges: what is absent, what was given up, what a holder has missed.
 
 use std::collections::BTreeMap;
 
@@ -132,6 +132,15 @@ impl PageSet {
         Some((PageIndex(first), PageIndex(end)))
     }
 
+    /// Pages from `page` on, one after the other, at most `most`.
+    #[must_use]
+    pub fn run_at(&self, page: PageIndex, most: u32) -> u32 {
+        self.parts_of(Extent::new(page, most))
+            .next()
+            .filter(|run| run.first == page)
+            .map_or(0, |run| run.count)
+    }
+
     /// The last range that begins before `end`.
     fn range_before(&self, end: u64) -> Option<(u64, u64)> {
         self.ranges.range(..end).next_back().map(|(from, to)| (*from, *to))
@@ -172,10 +181,13 @@ mod tests {
                 let parts: Vec<u64> = parts.map(|page| page.0).collect();
                 let within: Vec<u64> = model.range(first..extent.end().0).copied().collect();
                 prop_assert_eq!(parts, within);
+                let run = (first..extent.end().0).take_while(|page| model.contains(page)).count();
+                prop_assert_eq!(set.run_at(extent.first, count) as usize, run);
                 prop_assert_eq!(set.pages_of(extent), model.range(first..extent.end().0).count() as u64);
                 let next = set.next_from(PageIndex(first));
                 prop_assert_eq!(next.map(|(page, _)| page.0), model.range(first..).next().copied());
-                prop_assert!(next.is_none_or(|(page, end)| (page.0..end.0).all(|page| model.contains(&page))));
+                let all = |from: PageIndex, end: PageIndex| (from.0..end.0).all(|page| model.contains(&page));
+                prop_assert!(next.is_none_or(|(page, end)| all(page, end)));
             }
         }
     }
