@@ -35,9 +35,8 @@ SETTINGS = {
     },
     "paging": {
         "crates/cli/src/run.rs": ["--copies", "--encryption", "--page-size", "--prefetch", "--fault-mode", "--compression", "--spin-us", "--no-follow"],
-        "crates/pager/src/pager.rs": ["impl Default for Waiting", "SPARE_SLOTS"],
+        "crates/pager/src/pager/waits.rs": ["impl Default for Waiting"],
         "crates/pager/src/region.rs": ["impl Default for PagedConfig", "fn cache_config"],
-        "crates/pager/src/pager/movein.rs": ["FAULTS_OF_A_CHOICE"],
         "crates/pager/src/pager/pointer_prefetcher.rs": ["IDLE_RANDOM_FAULTS", "LEAST_BUDGET_PAGES", "LOOKS_A_PIECE"],
         "crates/paging/src/cache/fault.rs": ["MAX_UNPROTECT_RUN", "LOOKS_PER_FAULT", "MOST_LOOKS", "STREAM_OF_WRITES"],
         "crates/paging/src/cache/neighbours.rs": ["WITHIN", "PROBE_EVERY", "MEMORY", "WORTH_A_TRIAL", "WORTH_IT"],
@@ -121,7 +120,7 @@ PARTS = {
 # figures that become old are measured again.
 UNRECORDED = {
     "block", "direct", "examples", "exposed", "fault", "fifo", "fit", "openmpi", "predict", "programs",
-    "register", "sequential", "server", "shared", "shared-time", "stream-10g", "stream-1g", "stream-loopback", "tenants",
+    "register", "server", "shared", "shared-time", "stream-10g", "stream-1g", "stream-loopback", "tenants",
 }  # fmt: skip
 
 

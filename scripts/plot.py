@@ -35,8 +35,8 @@ SELECTED = [
     ("A raw request and reply of 4 KiB", "fault", "spinning: raw request and reply, p50"),
     ("A page that is away, both sleeping", "fault", "blocking: 4 KiB fault, p50"),
     ("A raw request and reply, both sleeping", "fault", "blocking: raw request and reply, p50"),
-    ("Reading in order over loopback", "sequential", "4 KiB pages, copied: read from the server"),
-    ("... / unpaced TCP stream", "sequential", "4 KiB pages, copied: read / unpaced stream"),
+    ("Reading in order over loopback", "sequential", "4 KiB pages: read from the server"),
+    ("... / unpaced TCP stream", "sequential", "4 KiB pages: read / unpaced stream"),
     ("STREAM over 1 Gbit/s, on the wire / line rate", "stream-1g", f"{BEST} 1 Gbit/s"),
     ("STREAM over 10 Gbit/s, on the wire / line rate", "stream-10g", f"{BEST} 10 Gbit/s"),
     ("One column of a table: paged scan / scan at the server", "direct", "paged scan / scan at the server"),
@@ -170,7 +170,7 @@ def series_cell(one):
 # Names that say two things at once, by file, then by table: `column` becomes one, next to others of the row.
 GRIDS = {
     "fault": [[r"(?P<column>.*): (?P<row>.*)"]],
-    "sequential": [[r"(?P<column>.*(copied|moved in)): (?P<row>.*)"]],
+    "sequential": [[r"(?P<column>.* pages): (?P<row>.*)"]],
     "direct": [
         [r"(?P<row>get of \d+ (B|KiB)) (?P<column>/ .*)"],
         [r"(?P<row>... of 1 MiB) (?P<column>/ .*)", r"(?P<row>... of 1 MiB), (?P<column>four under way)"],

@@ -161,8 +161,6 @@ counters! {
     pointer_used_pages,
     /// Pages brought back from an eviction batch, without traffic.
     second_chance_pages,
-    /// Pages that came by moving the frame they were received into.
-    moved_in_pages,
     /// Pages moved out of the program.
     evicted_pages,
     /// Pages sent to the servers.
@@ -332,9 +330,6 @@ impl PagerStats {
     }
     pub fn second_chance(&self, pages: u64) {
         add(&self.page.second_chance_pages, pages);
-    }
-    pub fn moved_in(&self, pages: u64) {
-        add(&self.page.moved_in_pages, pages);
     }
     pub fn evicted(&self, pages: u64) {
         add(&self.page.evicted_pages, pages);

@@ -497,66 +497,6 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     Some(Stat::read(&open_of(thread, b"/stat\0")?, &mut text)?.cpu)
 }
 
-/// Tells whether another thread of this process has run between two looks at it.
-///
-/// Airtight only for a caller that is pinned to the CPU which it names: what that CPU ran last and is not
-/// this caller is switched out, and to run it must be switched in again, which the kernel counts.
-#[derive(Debug)]
-pub struct Stillness {
-    thread: u32,
-    stat: OwnedFd,
-    switches: OwnedFd,
-}
-
-/// One look: the times that the thread was switched in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Still(u64);
-
-impl Stillness {
-    /// `None` where the thread is not one of this process, or the kernel does not count.
-    #[must_use]
-    pub fn of(thread: u32) -> Option<Self> {
-        let this =
-            Self { thread, stat: open_of(thread, b"/stat\0")?, switches: open_of(thread, b"/schedstat\0")? };
-        (this.switched_in()? > 0).then_some(this)
-    }
-
-    #[must_use]
-    pub fn thread(&self) -> u32 {
-        self.thread
-    }
-
-    /// Threads of this process, the caller among them.
-    #[must_use]
-    pub fn threads(&self) -> Option<u32> {
-        let mut text = [0u8; STAT_BYTES];
-        Some(Stat::read(&self.stat, &mut text)?.threads)
-    }
-
-    /// The thread is switched out, and ran on `cpu` last, to which the caller is pinned; and the process has
-    /// no other threads than these two.
-    #[must_use]
-    pub fn look(&self, cpu: usize) -> Option<Still> {
-        // In this order: a thread that is switched in after the count was read makes it differ.
-        let still = Still(self.switched_in()?);
-        let mut text = [0u8; STAT_BYTES];
-        let stat = Stat::read(&self.stat, &mut text)?;
-        (stat.state != b'R' && stat.cpu == cpu && stat.threads == 2).then_some(still)
-    }
-
-    /// The thread has not run since `before`.
-    #[must_use]
-    pub fn since(&self, before: Still) -> bool {
-        self.switched_in() == Some(before.0)
-    }
-
-    fn switched_in(&self) -> Option<u64> {
-        let mut text = [0u8; 96];
-        let text = read_again(&self.switches, &mut text)?;
-        number(text.split(|b| *b == b' ').nth(2)?)
-    }
-}
-
 /// The exit code of the main thread if it and all others have ended, but for those of [`spawn_detached`].
 ///
 /// Opens a file each time: a process may have few descriptors.

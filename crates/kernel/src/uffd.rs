@@ -11,7 +11,6 @@ use linux_raw_sys::general as k;
 
 use crate::maps::Pagemap;
 
-const MOVE_MODE_DONTWAKE: u64 = 1;
 const WP_MODE_WP: u64 = 1;
 /// Linux 6.4.
 const CONTINUE_MODE_WP: u64 = 2;
@@ -267,18 +266,8 @@ impl Uffd {
     /// empty counts as moved: only the caller may put anything there.
     #[must_use]
     pub fn move_pages(&self, to: usize, from: usize, bytes: usize, map: &Pagemap) -> Reply {
-        self.move_by(to, from, bytes, 0, map)
-    }
-
-    /// As [`move_pages`](Self::move_pages), but threads that wait for the destination are not woken, and
-    /// others may put something there: without a readable page map nothing is moved.
-    #[must_use]
-    pub fn move_pages_quietly(&self, to: usize, from: usize, bytes: usize, map: &Pagemap) -> Reply {
-        if map.is_readable() { self.move_by(to, from, bytes, MOVE_MODE_DONTWAKE, map) } else { Reply::Busy }
-    }
-
-    fn move_by(&self, to: usize, from: usize, bytes: usize, mode: u64, map: &Pagemap) -> Reply {
-        let mut arg = k::uffdio_move { dst: to as u64, src: from as u64, len: bytes as u64, mode, move_: 0 };
+        let mut arg =
+            k::uffdio_move { dst: to as u64, src: from as u64, len: bytes as u64, mode: 0, move_: 0 };
         let result = self.ioctl(IOCTL_MOVE, &mut arg);
         if result.is_ok() {
             return Reply::Done;
@@ -672,11 +661,6 @@ mod tests {
         assert_eq!(uffd.copy(to + OS_PAGE_BYTES, from, OS_PAGE_BYTES, false), Reply::Done);
         if can_move {
             let map = Pagemap::open().unwrap();
-            assert_eq!(
-                uffd.move_pages_quietly(frames.start(), to, OS_PAGE_BYTES, &Pagemap::without()),
-                Reply::Busy,
-                "what has moved is unknown"
-            );
             assert_eq!(uffd.move_pages(frames.start(), to, OS_PAGE_BYTES, &map), Reply::Done);
             assert_eq!(
                 uffd.move_pages(frames.start(), to, OS_PAGE_BYTES, &Pagemap::without()),

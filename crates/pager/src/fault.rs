@@ -544,34 +544,6 @@ impl FaultCatcher {
         }
     }
 
-    /// Frames can be moved into the program.
-    #[must_use]
-    pub fn can_move_in(&self) -> bool {
-        matches!(self, Self::Uffd(UffdCatcher { copying: None, .. }))
-    }
-
-    /// Moves frames into the program; they are open to its writes, and waiting threads are not woken.
-    #[must_use]
-    pub fn move_in(&self, to: usize, from: usize, bytes: usize) -> Reply {
-        match self {
-            _ if self.is_held() => Reply::MapChanging,
-            Self::Uffd(UffdCatcher { uffd, copying: None, map, .. }) => {
-                uffd.move_pages_quietly(to, from, bytes, map)
-            }
-            _ => Reply::Busy,
-        }
-    }
-
-    /// Protects pages that were just moved in.
-    #[must_use]
-    pub fn protect(&self, start: usize, bytes: usize) -> Reply {
-        match self {
-            _ if self.is_held() => Reply::MapChanging,
-            Self::Uffd(catcher) => catcher.uffd.write_protect(start, bytes, true),
-            Self::Segv(_) => Reply::Busy,
-        }
-    }
-
     /// Opens protected pages for writing and wakes the waiting threads.
     #[must_use]
     pub fn unprotect(&mut self, start: usize, bytes: usize) -> Reply {

@@ -80,26 +80,6 @@ impl Frames {
         start
     }
 
-    /// Takes the slot of `id` away from it and leaves what is in it. Tells its number and where it is.
-    ///
-    /// # Panics
-    /// If it has no slot.
-    pub fn detach(&mut self, id: u32) -> (u32, usize) {
-        let start = self.start_of(id);
-        (self.slots[id as usize].take().expect("a slot in use"), start)
-    }
-
-    /// A slot that was detached is empty again.
-    pub fn put_back(&mut self, slot: u32) {
-        self.free.push(slot);
-    }
-
-    /// Free slots.
-    #[must_use]
-    pub fn free_slots(&self) -> usize {
-        self.free.len()
-    }
-
     /// Gives back the memory of slots that were not used since the last time. Only for slots that no
     /// userfaultfd knows.
     pub fn trim(&mut self) {

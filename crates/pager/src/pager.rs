@@ -42,10 +42,8 @@ mod hand_over;
 pub(crate) mod in_thread;
 mod lost;
 mod merged;
-mod movein;
 mod own;
 mod pointer_prefetcher;
-mod spare;
 mod unchanged;
 mod verify;
 mod waits;
@@ -55,8 +53,6 @@ use awake::Awake;
 use changes::{Mappings, born_of};
 use lost::Lost;
 use merged::Merged;
-pub use movein::InstallBy;
-use movein::MoveIn;
 use own::OwnMemory;
 use pointer_prefetcher::PointerPrefetcher;
 use unchanged::Unchanged;
@@ -144,7 +140,6 @@ pub struct Pager<B: Backing> {
     /// `None`: nothing is fetched ahead, or the program's memory cannot be read without waiting.
     pointer_prefetcher: Option<PointerPrefetcher>,
     unchanged: Unchanged,
-    move_in: MoveIn,
     merged: Merged,
     verify: Option<Verify>,
     /// Why the program must end.
@@ -194,7 +189,7 @@ impl<B: Backing> Pager<B> {
         waiting: Waiting,
         stats: PagerStats,
     ) -> Result<Self, PagerError> {
-        let own = OwnMemory::new(&config, faults.can_move_in())?;
+        let own = OwnMemory::new(&config)?;
         let unchanged = Unchanged::new(config.max_batches, config.batch_pages);
         let pointer_prefetcher = (config.max_prefetch_pages > 1 && faults.tells_exact_addresses())
             .then(PointerPrefetcher::default);
@@ -219,7 +214,6 @@ impl<B: Backing> Pager<B> {
             waits: Waits::new(waiting),
             pointer_prefetcher,
             unchanged,
-            move_in: MoveIn::default(),
             merged: Merged::default(),
             verify: None,
             broken: None,
@@ -429,7 +423,6 @@ impl<B: Backing> Pager<B> {
                     (false, false) => Access::Read,
                 };
                 self.waits.fault(Instant::now(), thread);
-                self.choose_install(thread);
                 let mut page = self.space.page_at(address);
                 if page.is_none() && self.faults.let_frames_be_filled(address) {
                     return;
@@ -923,9 +916,6 @@ impl<B: Backing> Pager<B> {
 
     fn carry_out(&mut self) {
         while let Some(output) = self.cache.poll() {
-            if !matches!(output, Output::InstallFetched { .. } | Output::ReleaseFetch { .. }) {
-                self.install_arriving();
-            }
             match output {
                 Output::InstallZero { extent } => {
                     self.stats.zero_filled(u64::from(extent.count));
@@ -956,39 +946,22 @@ impl<B: Backing> Pager<B> {
                     self.own.stored[batch.0 as usize] = pages;
                     self.store(batch);
                 }
-                Output::ReleaseBatch { batch, keep: true } => {
-                    let reserve = self.cache.config().max_batches as usize;
-                    self.own.spare.keep(
-                        batch.0,
-                        &self.own.present[batch.0 as usize],
-                        reserve,
-                        &mut self.own.batches,
-                        &self.faults,
-                    );
-                }
-                Output::ReleaseBatch { batch, keep: false } => {
+                Output::ReleaseBatch { batch } => {
                     let start = self.own.batches.release(batch.0);
                     self.empty_batch(start);
                 }
-                Output::DropSpare { pages } => {
-                    self.own.spare.give_back(pages, &mut self.own.batches, &self.faults)
+                Output::Fetch { fetch, extents, demand } => self.fetch(fetch, &extents, demand),
+                Output::ReleaseFetch { fetch } => {
+                    self.own.fetches.release(fetch.0);
                 }
-                Output::Fetch { fetch, extents, demand, spare } => self.fetch(fetch, &extents, demand, spare),
-                Output::ReleaseFetch { fetch } => self.release_fetch(fetch),
                 Output::Discard { extent } => self.backing.discard(self.region, extent),
             }
         }
-        self.install_arriving();
     }
 
-    /// Asks the servers. `spare`: the frames of an earlier batch take it, if one has enough.
-    fn fetch(&mut self, fetch: FetchId, extents: &[Extent], demand: bool, spare: bool) {
-        let pages = total_pages(extents);
-        self.stats.fetched(pages, demand);
-        let count = u32::try_from(pages).expect("a fetch is small");
-        let own = &mut self.own;
-        let lent = if spare { own.spare.lend(fetch.0, count, &mut own.batches, &self.faults) } else { None };
-        let to = std::ptr::with_exposed_provenance_mut(lent.unwrap_or_else(|| own.fetches.take(fetch.0)));
+    fn fetch(&mut self, fetch: FetchId, extents: &[Extent], demand: bool) {
+        self.stats.fetched(total_pages(extents), demand);
+        let to = std::ptr::with_exposed_provenance_mut(self.own.fetches.take(fetch.0));
         let mut token = FETCH_TOKEN | u64::from(fetch.0);
         if demand {
             self.requests.demands += 1;
@@ -1011,7 +984,6 @@ impl<B: Backing> Pager<B> {
         };
         for (part, is_gone) in parts_of(extent, gone) {
             if is_gone {
-                self.install_arriving();
                 self.reports.push(Report::Failed(part));
             } else {
                 let before = u32::try_from(part.first.0 - extent.first.0).expect("within it");
@@ -1021,18 +993,9 @@ impl<B: Backing> Pager<B> {
     }
 
     fn install_part(&mut self, extent: Extent, fetch: FetchId, offset_pages: u32, writable: bool) {
-        let offset = offset_pages as usize * OS_PAGE_BYTES;
-        match self.own.spare.start_of(fetch.0) {
-            Some(start) => match self.come(extent, start + offset, "a server") {
-                Ok(()) => self.arrive(extent, fetch, start + offset, writable),
-                bad => self.install_checked(extent, Some(start + offset), writable, bad),
-            },
-            None => {
-                let from = self.own.fetches.start_of(fetch.0) + offset;
-                let checked = self.come(extent, from, "a server");
-                self.install_checked(extent, Some(from), writable, checked);
-            }
-        }
+        let from = self.own.fetches.start_of(fetch.0) + offset_pages as usize * OS_PAGE_BYTES;
+        let checked = self.come(extent, from, "a server");
+        self.install_checked(extent, Some(from), writable, checked);
     }
 
     /// Fetches what is not gone. Ends the program where a thread waits for what is.
@@ -1064,7 +1027,7 @@ impl<B: Backing> Pager<B> {
         if total_pages(&gone) <= known {
             return self.requests.deferred.push_back(BackingEvent::Lost { reason });
         }
-        let to = self.own.fetched_at(fetch.0);
+        let to = self.own.fetches.start_of(fetch.0);
         self.fetch_around(token, &extents, gone, std::ptr::with_exposed_provenance_mut(to));
     }
 
@@ -1256,8 +1219,6 @@ impl<B: Backing> Pager<B> {
         to: usize,
     ) {
         let mut moved = 0;
-        let present = &mut self.own.present[batch.0 as usize];
-        present.clear();
         self.unchanged.begin(batch.0, outcomes.len());
         // Asked after the pages have left: what is merged from now on is none of them.
         let may_hide_writes = self.merged.may_hide_writes();
@@ -1265,11 +1226,6 @@ impl<B: Backing> Pager<B> {
         for (index, (page, outcome)) in pages.zip(outcomes).enumerate() {
             if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened) {
                 moved += 1;
-                let at = u32::try_from(index).expect("a batch is small");
-                match present.last_mut() {
-                    Some((first, pages)) if *first + *pages == at => *pages += 1,
-                    _ => present.push((at, 1)),
-                }
                 let frame = to + index * OS_PAGE_BYTES;
                 let written = *outcome == EvictOutcome::MovedOpened || self.cache.needs_store(page);
                 if let Some(verify) = &mut self.verify {

@@ -50,7 +50,7 @@ use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
 use crate::backing::Backing;
 use crate::fault::{CatchConfig, CatchError, FaultCatcher, FaultModeChoice};
 use crate::fork::ForkFaultServer;
-use crate::pager::{InstallBy, Pager, PagerError, Supervisor, Waiting};
+use crate::pager::{Pager, PagerError, Supervisor, Waiting};
 use crate::system_calls::{self, Unhelped};
 use rampool_client::stats::{PagerStats, StatsSnapshot};
 use rampool_kernel::words::{last_words, remark};
@@ -77,8 +77,6 @@ pub struct PagedConfig {
     pub fault_mode: FaultModeChoice,
     /// Evict by copying even where the kernel can move pages: for tests and comparisons.
     pub evict_by_copy: bool,
-    /// How pages are put into the program.
-    pub install_by: InstallBy,
 }
 
 impl Default for PagedConfig {
@@ -91,7 +89,6 @@ impl Default for PagedConfig {
             waiting: Waiting::default(),
             fault_mode: FaultModeChoice::Auto,
             evict_by_copy: false,
-            install_by: InstallBy::default(),
         }
     }
 }
@@ -163,7 +160,6 @@ impl PagedConfig {
             max_prefetch_pages: pages(self.prefetch_bytes).min(in_flight / 2),
             fetch_pages,
             max_fetches: (in_flight / fetch_pages).max(4),
-            moved_run_pages: 8,
             tells_unchanged: true,
         })
     }
@@ -366,7 +362,6 @@ impl PagedMemory {
                 supervisor.end(pager);
             })
         } else {
-            pager.install_by(config.install_by);
             Box::new(move || {
                 let _own = Unhelped::begin();
                 pager.run(&mut supervisor);

@@ -145,13 +145,6 @@ pub enum Input<'a> {
     WasMissing { page: PageIndex },
     /// Local memory this cache may use from now on, in pages.
     SetBudget { pages: u64 },
-    /// Whether the runtime installs pages by moving frames into the program, at best while the thread that
-    /// wants them waits. While true, released batches are kept as frames of fetches to come, and what is
-    /// fetched ahead stays unmapped until a thread comes to it.
-    MoveIn(bool),
-    /// Pages that were just to be installed write-protected are, or were for a moment, open to the program's
-    /// writes: they count as written.
-    Opened { extent: Extent },
     /// The kernel has dropped the write protection of some of these pages, of which is unknown (it merged
     /// them with others): those that are resident count as written.
     Unguarded { extent: Extent },
@@ -183,15 +176,10 @@ pub enum Output {
     /// Send these pages of a batch to the servers: `(extent, offset in the batch in pages)`; answer with
     /// `Stored`.
     Store { batch: BatchId, pages: Vec<(Extent, u32)> },
-    /// The batch's local bytes are not needed any more. `keep`: its frames are, for fetches to come; they are
-    /// *spare* from now on.
-    ReleaseBatch { batch: BatchId, keep: bool },
+    /// The batch's local bytes are not needed any more.
+    ReleaseBatch { batch: BatchId },
     /// Ask the servers for these pages, in this order; answer with `Fetched`. `demand`: a thread waits.
-    /// `spare`: as many spare frames as it has pages are its buffer from now on, or are given back to the
-    /// kernel.
-    Fetch { fetch: FetchId, extents: Vec<Extent>, demand: bool, spare: bool },
-    /// Give this many spare frames back to the kernel.
-    DropSpare { pages: u64 },
+    Fetch { fetch: FetchId, extents: Vec<Extent>, demand: bool },
     /// The fetch's local bytes are not needed any more.
     ReleaseFetch { fetch: FetchId },
     /// The servers may drop their copies of these pages.
@@ -217,9 +205,6 @@ pub struct CacheConfig {
     pub fetch_pages: u32,
     /// Fetches that may be in flight at a time.
     pub max_fetches: u32,
-    /// Runs shorter than this on average are copied into the program, even where frames can be moved: to move
-    /// a page on its own costs more.
-    pub moved_run_pages: u32,
     /// The runtime tells of pages that leave unchanged ([`EvictOutcome::MovedUnchanged`]): then to open one
     /// that is not written costs little, and pages come open to writes while others are seen to be written.
     pub tells_unchanged: bool,
@@ -247,8 +232,6 @@ pub struct CacheStats {
     pub fetches: u64,
     pub demand_fetches: u64,
     pub fetched_pages: u64,
-    /// Those that were fetched into spare frames.
-    pub spare_pages: u64,
     /// Markers that a fault reached: the chunk before was used.
     pub markers_reached: u64,
     /// Pages of a stream that were moved out before their first use.
@@ -290,8 +273,6 @@ pub struct CacheStats {
     pub evicting_now: u64,
     pub staged_now: u64,
     pub fetching_now: u64,
-    /// Frames kept for fetches to come.
-    pub spare_now: u64,
     pub budget_now: u64,
 }
 
@@ -357,8 +338,6 @@ pub struct Cache {
     /// Pages that may leave unchanged before no more are opened on suspicion.
     looks: u32,
     pool_full: bool,
-    /// Frames are moved into the program, and kept for it.
-    move_in: bool,
     /// The kernel moves nothing just now.
     evictions_pause: bool,
     /// The installs of this step.
@@ -414,7 +393,6 @@ impl Cache {
             appetite: 0,
             looks: 0,
             pool_full: false,
-            move_in: false,
             evictions_pause: false,
             journal: Vec::new(),
             outputs: VecDeque::new(),
@@ -523,7 +501,7 @@ impl Cache {
             _ => {}
         }
         // An eviction may be answered before a failed install of the same drain is reported.
-        if !matches!(input, Input::Evicted { .. } | Input::Opened { .. }) {
+        if !matches!(input, Input::Evicted { .. }) {
             self.settle_installs();
             self.evictions_pause = false;
         }
@@ -542,8 +520,6 @@ impl Cache {
                 unreachable!("handled above")
             }
             Input::SetBudget { pages } => self.set_budget(pages),
-            Input::MoveIn(on) => self.set_move_in(on),
-            Input::Opened { extent } => self.opened(extent),
             Input::Unguarded { extent } => self.unguarded(extent),
             Input::PoolFull(full) => self.set_pool_full(full),
         }
@@ -571,7 +547,6 @@ impl Cache {
             evicting_now: self.frames.evicting,
             staged_now: self.frames.staged,
             fetching_now: self.frames.buffered + self.frames.landing,
-            spare_now: self.frames.spare,
             budget_now: self.frames.budget,
             ..self.stats.clone()
         }
@@ -594,10 +569,10 @@ impl Cache {
         self.frames.budget
     }
 
-    /// Frames in use: mapped, being moved out, in batches, for fetches, and spare.
+    /// Frames in use: mapped, being moved out, in batches, and for fetches.
     #[must_use]
     pub fn used_pages(&self) -> u64 {
-        self.frames.used() + self.frames.spare
+        self.frames.used()
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! An install that the kernel did not do is told before anything else: until then the cache may still take it
 //! back. Of all that came of one step, pages that were there already come first, then pages that were
-//! missing, then what failed. What left, and what was open to writes, is told afterwards, one by one: each
-//! makes the cache want something new.
+//! missing, then what failed. What left is told afterwards, batch by batch: each makes the cache want
+//! something new.
 
 use std::collections::VecDeque;
 
@@ -22,8 +22,6 @@ pub enum Report {
     Failed(Extent),
     /// The pages of a batch have left, or not.
     Evicted(BatchId, Vec<EvictOutcome>),
-    /// The pages could be written, or could for a moment.
-    Opened(Extent),
 }
 
 impl Report {
@@ -35,7 +33,6 @@ impl Report {
             Self::WasMissing(page) => Input::WasMissing { page: *page },
             Self::Failed(extent) => Input::InstallFailed { extent: *extent },
             Self::Evicted(batch, outcomes) => Input::Evicted { batch: *batch, outcomes },
-            Self::Opened(extent) => Input::Opened { extent: *extent },
         }
     }
 }
@@ -51,7 +48,7 @@ pub struct Reports {
 impl Reports {
     pub fn push(&mut self, report: Report) {
         match report {
-            Report::Evicted(..) | Report::Opened(_) => self.later.push_back(report),
+            Report::Evicted(..) => self.later.push_back(report),
             install => self.installs.push(install),
         }
     }
@@ -95,11 +92,9 @@ mod tests {
         let first =
             [Report::AlreadyThere(e(4, 2)), Report::WasMissing(PageIndex(7)), Report::Failed(e(9, 2))];
         assert_eq!(reports.next_step(), first);
-        reports.push(Report::Opened(e(1, 1)));
         reports.push(Report::Failed(e(2, 1)));
         assert_eq!(reports.next_step(), [Report::Failed(e(2, 1))]);
         assert_eq!(reports.next_step(), [left]);
-        assert_eq!(reports.next_step(), [Report::Opened(e(1, 1))]);
         assert_eq!(reports.next_step(), []);
     }
 }

@@ -12,7 +12,6 @@ const CONFIG: CacheConfig = CacheConfig {
     max_prefetch_pages: 0,
     fetch_pages: 4,
     max_fetches: 4,
-    moved_run_pages: 8,
     tells_unchanged: false,
 };
 
@@ -89,7 +88,7 @@ fn stores(outputs: &[Output]) -> Vec<BatchId> {
 }
 
 fn releases(outputs: &[Output], batch: BatchId) -> bool {
-    outputs.contains(&Output::ReleaseBatch { batch, keep: false })
+    outputs.contains(&Output::ReleaseBatch { batch })
 }
 
 fn all(outcome: EvictOutcome, extents: &[Extent]) -> Vec<EvictOutcome> {
@@ -539,7 +538,6 @@ fn prefetching() -> Driver {
         max_prefetch_pages: 64,
         fetch_pages: 64,
         max_fetches: 16,
-        moved_run_pages: 8,
         tells_unchanged: false,
     });
     d.adopt(1 << 16, 0, 1 << 16);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rampool::backing::memory::MemoryBacking;
 use rampool::backing::{Backing, BackingEvent};
 use rampool::fault::FaultModeChoice;
-use rampool::pager::{InstallBy, Waiting};
+use rampool::pager::Waiting;
 use rampool::proto::units::Extent;
 use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool_kernel::probe::{Capabilities, FaultMode, NEEDED};
@@ -26,31 +26,28 @@ const MIB: usize = 1 << 20;
 struct How {
     fault_mode: FaultModeChoice,
     evict_by_copy: bool,
-    install_by: InstallBy,
 }
 
 /// Every scenario in every fault mode. A mode is left out only when the kernel's own answer is that it does
 /// not have it, or does not allow it to this user.
 macro_rules! on_every_mode {
     ($($scenario:ident),* $(,)?) => {
-        in_mode!(full, FaultModeChoice::Full, false, InstallBy::Copy, $($scenario),*);
-        in_mode!(full_move_in, FaultModeChoice::Full, false, InstallBy::Move, $($scenario),*);
-        in_mode!(full_by_copy, FaultModeChoice::Full, true, InstallBy::Copy, $($scenario),*);
-        in_mode!(user_mode, FaultModeChoice::UserMode, false, InstallBy::Copy, $($scenario),*);
-        in_mode!(user_mode_move_in, FaultModeChoice::UserMode, false, InstallBy::Move, $($scenario),*);
-        in_mode!(user_mode_by_copy, FaultModeChoice::UserMode, true, InstallBy::Copy, $($scenario),*);
-        in_mode!(in_thread, FaultModeChoice::InThread, false, InstallBy::Copy, $($scenario),*);
-        in_mode!(segv, FaultModeChoice::Segv, false, InstallBy::Copy, $($scenario),*);
+        in_mode!(full, FaultModeChoice::Full, false, $($scenario),*);
+        in_mode!(full_by_copy, FaultModeChoice::Full, true, $($scenario),*);
+        in_mode!(user_mode, FaultModeChoice::UserMode, false, $($scenario),*);
+        in_mode!(user_mode_by_copy, FaultModeChoice::UserMode, true, $($scenario),*);
+        in_mode!(in_thread, FaultModeChoice::InThread, false, $($scenario),*);
+        in_mode!(segv, FaultModeChoice::Segv, false, $($scenario),*);
     };
 }
 
 macro_rules! in_mode {
-    ($name:ident, $fault_mode:expr, $copy:expr, $install:expr, $($scenario:ident),*) => {
+    ($name:ident, $fault_mode:expr, $copy:expr, $($scenario:ident),*) => {
         mod $name {
             use super::*;
             $(#[test]
             fn $scenario() {
-                let how = How { fault_mode: $fault_mode, evict_by_copy: $copy, install_by: $install };
+                let how = How { fault_mode: $fault_mode, evict_by_copy: $copy };
                 if allowed(how) {
                     super::$scenario(how);
                 }
@@ -103,7 +100,6 @@ fn config(local: usize, how: How) -> PagedConfig {
         waiting: Waiting { follow_faults: false, ..Waiting::default() },
         fault_mode: how.fault_mode,
         evict_by_copy: how.evict_by_copy,
-        install_by: how.install_by,
         ..PagedConfig::default()
     }
 }
@@ -269,83 +265,6 @@ fn scans_that_race_with_writers_and_forks_keep_every_value(how: How) {
             writer.join().unwrap();
         }
     });
-    let moved = memory.stats().moved_in_pages;
-    assert_eq!(moved > 0, how.install_by == InstallBy::Move, "{moved} pages were moved in");
-}
-
-const ALONE: &str = "RAMPOOL_TEST_ALONE";
-
-/// With one other thread, the pager's, on its CPU, frames are moved in and protected: what was only read
-/// leaves without being sent.
-#[test]
-fn a_thread_alone_gets_its_pages_by_moves_and_what_it_only_reads_stays_clean() {
-    let how = How { fault_mode: FaultModeChoice::Full, evict_by_copy: false, install_by: InstallBy::Auto };
-    if !allowed(how) {
-        return;
-    }
-    if std::env::var_os(ALONE).is_none() {
-        let name = std::thread::current().name().expect("tests have names").to_owned();
-        let arguments = ["--exact", &name, "--nocapture"];
-        let output =
-            Command::new(std::env::current_exe().unwrap()).args(arguments).env(ALONE, "1").output().unwrap();
-        let said =
-            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
-        return;
-    }
-    // A process of its own, where no other thread holds a lock; its forked child has this thread alone.
-    // SAFETY: the child runs this test's body and leaves by _exit.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let done = std::panic::catch_unwind(alone);
-        // SAFETY: ends the child without running anything of the parent's.
-        unsafe { libc::_exit(i32::from(done.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for the child made above.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "see above");
-}
-
-fn alone() {
-    rampool_kernel::thread::pin_to_cpu(rampool_kernel::thread::allowed_cpus()[0]).unwrap();
-    let mut backing = MemoryBacking::default();
-    let backing_region = backing.create_region();
-    let config =
-        PagedConfig { local_bytes: 8 * MIB as u64, install_by: InstallBy::Auto, ..PagedConfig::default() };
-    let memory = PagedMemory::start(&config, backing, backing_region).unwrap();
-    let region = memory.alloc(32 * MIB).unwrap();
-    let words = region.len() / 8;
-    for index in 0..words {
-        word(&region, index).store(mix(index as u64), Ordering::Relaxed);
-    }
-    let check = |round: u64| {
-        for index in 0..words {
-            let page = index / 512;
-            // Every 64th page was changed in every round.
-            let rounds = if page % 64 == 3 { round } else { 0 };
-            assert_eq!(
-                word(&region, index).load(Ordering::Relaxed),
-                mix(index as u64 + rounds),
-                "word {index} in round {round}"
-            );
-        }
-    };
-    check(0);
-    let before = memory.stats();
-    for round in 1..4 {
-        for index in (0..words).filter(|index| index / 512 % 64 == 3) {
-            word(&region, index).store(mix(index as u64 + round), Ordering::Relaxed);
-        }
-        check(round);
-        check(round);
-    }
-    let after = memory.stats();
-    let moved = after.moved_in_pages - before.moved_in_pages;
-    let written = after.written_back_pages - before.written_back_pages;
-    let left = after.evicted_pages - before.evicted_pages;
-    assert!(moved > left / 2, "of {left} pages that left, only {moved} came back by a move");
-    assert!(written < left / 2, "{written} of {left} pages were sent, most of them only read");
 }
 
 fn fork_is_right_or_the_child_has_no_region(how: How) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rampool::backing::memory::MemoryBacking;
 use rampool::fault::FaultModeChoice;
-use rampool::pager::{InstallBy, Waiting};
+use rampool::pager::Waiting;
 use rampool::region::{PagedConfig, PagedMemory};
 use rampool_kernel::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
@@ -34,7 +34,6 @@ fn an_array_of_pointers_brings_what_it_points_to() {
         local_bytes: 20 << 20,
         waiting: Waiting { follow_faults: false, ..Waiting::default() },
         fault_mode: FaultModeChoice::Full,
-        install_by: InstallBy::Copy,
         ..PagedConfig::default()
     };
     let memory = PagedMemory::start(&config, backing, region).unwrap();

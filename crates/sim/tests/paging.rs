@@ -51,6 +51,5 @@ fn no_seed_breaks_a_rule_and_together_they_see_everything() {
     seen("discards", |s| s.discarded_pages);
     seen("failed installs", |s| s.failed_installs);
     seen("pages that were there when zeroes were to be installed", |s| s.pages_there);
-    seen("fetches into spare frames", |s| s.spare_pages);
     seen("a budget that could not be kept", |s| s.forced_pages);
 }

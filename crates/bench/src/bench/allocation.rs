@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::memory::Mapping;
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 use rampool_pager::region::PagedMemory;
 use serde_json::json;
 
@@ -44,7 +43,6 @@ pub fn run(args: &Args) -> Result<i32> {
         page_bytes: 4096,
         prefetch_bytes: 0,
         spin: Duration::ZERO,
-        install_by: InstallBy::Auto,
         fault_mode: FaultModeChoice::Auto,
     }
     .open()?;

@@ -11,7 +11,6 @@ use rampool_client::pool::PoolConfig;
 use rampool_kernel::thread::allowed_cpus;
 use rampool_net::transport::SameHost;
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
@@ -710,7 +709,6 @@ fn column(
         page_bytes: 4096,
         prefetch_bytes: 2 << 20,
         spin: SPIN,
-        install_by: InstallBy::Auto,
         fault_mode: FaultModeChoice::Auto,
     }
     .open()?;

@@ -19,7 +19,6 @@ use super::report::{Reach, Report};
 use super::service::{Paged, Place, Service, Words};
 use super::workload::permutation;
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 use rampool_pager::region::{PagedMemory, Region};
 use rampool_pager::system_calls::Unhelped;
 
@@ -250,7 +249,6 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
         page_bytes: 4096,
         prefetch_bytes: 0,
         spin,
-        install_by: InstallBy::Copy,
         fault_mode,
     }
     .open()?;

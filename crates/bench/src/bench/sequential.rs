@@ -6,10 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 use serde_json::json;
-
-use floor::Way;
 
 use super::Common;
 use super::peer::{self, RawStream, Wanted};
@@ -22,16 +19,6 @@ use super::workload::word;
 pub struct Args {
     #[command(flatten)]
     common: Common,
-
-    /// Measure only one way of putting pages in place [default: both]
-    #[arg(long, value_enum)]
-    only: Option<Only>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum Only {
-    Copied,
-    MovedIn,
 }
 
 /// What the two kinds of streams are that figures are compared with.
@@ -57,22 +44,9 @@ pub fn run(args: &Args) -> Result<i32> {
     let peer = Service::raw_peer(&place, spin)?;
     let plain_peer = Service::plain_peer(&place, spin)?;
     report.note(PLAIN_AND_UNPACED);
-    report.note("where one thread runs, pages are moved in, unless told otherwise; the copied rows say what several threads get");
     let prefetch_bytes = 2 << 20;
-    let memories = [
-        ("4 KiB pages, copied", 4096, InstallBy::Copy, 0.5, Way::Copied),
-        ("256 KiB pages, copied", 256 << 10, InstallBy::Copy, 0.5, Way::Copied),
-        ("4 KiB pages, moved in", 4096, InstallBy::Auto, 0.8, Way::Moved),
-        ("256 KiB pages, moved in", 256 << 10, InstallBy::Auto, 0.8, Way::Moved),
-    ];
     report.note("least: one thread that receives an unpaced stream, has the kernel put it in place and take as much out, and nothing else");
-    let wanted = |way| match args.only {
-        Some(Only::Copied) => way == Way::Copied,
-        Some(Only::MovedIn) => way == Way::Moved,
-        None => true,
-    };
-    for (setting, page_bytes, install_by, reach, way) in memories.into_iter().filter(|(.., way)| wanted(*way))
-    {
+    for (setting, page_bytes) in [("4 KiB pages", 4096), ("256 KiB pages", 256 << 10)] {
         let memory = Paged {
             server: &server.address,
             key: None,
@@ -81,7 +55,6 @@ pub fn run(args: &Args) -> Result<i32> {
             page_bytes,
             prefetch_bytes,
             spin,
-            install_by,
             fault_mode: FaultModeChoice::Auto,
         }
         .open()?;
@@ -90,7 +63,7 @@ pub fn run(args: &Args) -> Result<i32> {
         words.fill(SEED);
         words.verify(SEED, 0, words.len())?;
         let (mut ours, mut plain, mut raw, mut least) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut fetched, mut by_move, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+        let mut fetched = Vec::new();
         for _ in 0..common.rounds(7, 2) {
             let before = memory.stats();
             let started = Instant::now();
@@ -108,40 +81,22 @@ pub fn run(args: &Args) -> Result<i32> {
             let moved = pages.min(bytes as u64 / 4096) as f64 * 4096.0;
             ours.push(moved / took / 1e9);
             fetched.push(moved / bytes as f64);
-            by_move.push((after.moved_in_pages - before.moved_in_pages) as f64 * 4096.0 / moved);
             plain.push(stream(&plain_peer.address, spin, bytes)?);
             raw.push(stream(&peer.address, spin, bytes)?);
-            least.push(floor::run(way, &peer.address, spin, bytes, bytes / 8)?);
-            if way == Way::Moved {
-                whole.push(floor::run(Way::MovedWhole, &peer.address, spin, bytes, bytes / 8)?);
-            }
+            least.push(floor::run(&peer.address, spin, bytes, bytes / 8)?);
         }
         words.verify(SEED, 0, words.len())?;
-        let parameters = |what: &str| json!({ "what": what, "page_bytes": page_bytes, "prefetch_bytes": prefetch_bytes, "install": format!("{install_by:?}") });
+        let parameters =
+            |what: &str| json!({ "what": what, "page_bytes": page_bytes, "prefetch_bytes": prefetch_bytes });
         report.series(&format!("{setting}: read from the server"), "GB/s", parameters("ours"), &ours);
         report.series(&format!("{setting}: share that was remote"), "", parameters("remote share"), &fetched);
-        report.series(
-            &format!("{setting}: share that was moved in"),
-            "",
-            parameters("moved share"),
-            &by_move,
-        );
         report.series("plain TCP stream", "GB/s", parameters("plain"), &plain);
         report.series("unpaced TCP stream", "GB/s", parameters("raw"), &raw);
         report.series(&format!("{setting}: least"), "GB/s", parameters("least"), &least);
-        report.ratio(&format!("{setting}: read / plain stream"), &ours, &plain, Some(Reach::AtLeast(reach)));
-        report.ratio(&format!("{setting}: read / unpaced stream"), &ours, &raw, Some(Reach::AtLeast(reach)));
+        report.ratio(&format!("{setting}: read / plain stream"), &ours, &plain, Some(Reach::AtLeast(0.5)));
+        report.ratio(&format!("{setting}: read / unpaced stream"), &ours, &raw, Some(Reach::AtLeast(0.5)));
         report.ratio(&format!("{setting}: least / unpaced stream"), &least, &raw, None);
         report.ratio(&format!("{setting}: read / least"), &ours, &least, None);
-        if way == Way::Moved {
-            report.series(
-                &format!("{setting}: least with huge pages"),
-                "GB/s",
-                parameters("least, huge"),
-                &whole,
-            );
-            report.ratio(&format!("{setting}: least with huge pages / unpaced stream"), &whole, &raw, None);
-        }
     }
     report.finish(common.json.as_deref())
 }

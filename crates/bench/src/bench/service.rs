@@ -16,7 +16,7 @@ use rampool_kernel::thread::{allowed_cpus, pin_to_cpu};
 use rampool_lease::Pressure;
 use rampool_net::key::Key;
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::{InstallBy, Waiting};
+use rampool_pager::pager::Waiting;
 use rampool_pager::region::{PagedConfig, PagedMemory, Region};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
@@ -239,7 +239,6 @@ pub struct Paged<'a> {
     pub page_bytes: u32,
     pub prefetch_bytes: u32,
     pub spin: Duration,
-    pub install_by: InstallBy,
     pub fault_mode: FaultModeChoice,
 }
 
@@ -257,7 +256,6 @@ impl Paged<'_> {
             page_bytes: self.page_bytes,
             prefetch_bytes: self.prefetch_bytes,
             waiting,
-            install_by: self.install_by,
             fault_mode: self.fault_mode,
             ..PagedConfig::default()
         };

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 use rampool_wire::units::ByteLen;
 use serde_json::json;
 
@@ -154,7 +153,6 @@ impl Bench<'_> {
             page_bytes,
             prefetch_bytes,
             spin: SPIN,
-            install_by: InstallBy::Copy,
             fault_mode: FaultModeChoice::Auto,
         }
     }

@@ -58,11 +58,6 @@ impl Waits {
         self.awake = awake;
     }
 
-    /// The CPU that the pager is kept on.
-    pub fn cpu(&self) -> Option<usize> {
-        self.follow.cpu()
-    }
-
     /// A thread waits for a page.
     pub fn fault(&mut self, now: Instant, thread: u32) {
         self.begin(now);

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //!   used = resident + evicting + staged + buffered + landing <= budget
-//!   used + spare <= budget, or spare = 0
 //! ```
 //!
 //! Watermarks: `reserve` frames are kept free, so that a demand fault need not wait for an eviction, and
@@ -10,12 +9,10 @@
 //! release an acknowledged batch, drop an unused prefetch, evict. The budget is exceeded only when nothing
 //! can leave and nothing under way will free a frame.
 
-use super::{Cache, CacheConfig, Output};
+use super::{Cache, CacheConfig};
 
 /// The demand of streams is halved after this many faults; streams that go on renew it.
 const APPETITE_FAULTS: u32 = 1024;
-/// Spare frames that give way together at least: to give one back costs the kernel as much as to give many.
-const DROPPED_AT_ONCE: u64 = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frames {
@@ -30,8 +27,6 @@ pub(super) struct Frames {
     pub buffered: u64,
     /// Reserved for the pages of fetches under way, and of those that wait unmapped.
     pub landing: u64,
-    /// Left by batches and kept for the buffers of fetches to come. Free for every other use: it gives way.
-    pub spare: u64,
 }
 
 impl Frames {
@@ -75,40 +70,6 @@ impl Cache {
             self.curve.set_detail(pages / super::CURVE_DETAIL);
         }
         self.frames.budget = pages;
-        self.spare_gives_way(0);
-    }
-
-    pub(super) fn set_move_in(&mut self, on: bool) {
-        self.move_in = on;
-        if !on {
-            self.drop_spare(self.frames.spare);
-        }
-    }
-
-    /// Keeps the frames of a released batch, if their purpose accepts them and no other use needs them.
-    pub(super) fn keep_spare(&mut self, frames: u64) -> bool {
-        let most = 2 * self.marks.batch.max(u64::from(self.config.fetch_pages));
-        let room = self.frames.free().saturating_sub(self.marks.reserve);
-        let keep = self.move_in && frames > 0 && self.frames.spare + frames <= most.min(room);
-        if keep {
-            self.frames.spare += frames;
-        }
-        keep
-    }
-
-    /// `coming` frames are about to be used.
-    pub(super) fn spare_gives_way(&mut self, coming: u64) {
-        let beyond = (self.frames.used() + coming + self.frames.spare).saturating_sub(self.frames.budget);
-        if beyond > 0 {
-            self.drop_spare(beyond.max(DROPPED_AT_ONCE).min(self.frames.spare));
-        }
-    }
-
-    fn drop_spare(&mut self, pages: u64) {
-        if pages > 0 {
-            self.frames.spare -= pages;
-            self.outputs.push_back(Output::DropSpare { pages });
-        }
     }
 
     /// Makes `count` frames free, without waiting. `keep` names a fetch that must not be dropped for it.

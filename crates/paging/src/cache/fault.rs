@@ -312,7 +312,6 @@ impl Cache {
             let to_main = self.belongs_in_main(index, false);
             self.enter_resident(index, Arrival::Zero { to_main });
         }
-        self.spare_gives_way(0);
         self.stats.zero_filled_pages += u64::from(count);
         self.journal.push(Installed { extent, source: Source::Zero });
         self.outputs.push_back(Output::InstallZero { extent });
@@ -333,22 +332,6 @@ impl Cache {
         let habit = entry.habit();
         entry.set_habit(habit.saturating_sub(1));
         habit > 0 || (self.config.tells_unchanged && self.looks > 0 && !self.pool_full)
-    }
-
-    /// Pages of the step that just ended can be written, or could for a moment.
-    pub(super) fn opened(&mut self, extent: Extent) {
-        for page in extent.pages() {
-            let entry = &mut self.pages[index_of(page) as usize];
-            if entry.state() != State::Resident {
-                continue;
-            }
-            assert!(entry.has(NEW), "{page} was not installed by the step before");
-            entry.clear(PROTECTED);
-            if !entry.has(DIRTY) {
-                entry.set(DIRTY);
-                self.clean_resident -= 1;
-            }
-        }
     }
 
     /// Resident pages that were protected may have been written without a fault.

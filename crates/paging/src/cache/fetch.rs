@@ -2,9 +2,8 @@
 //!
 //! A fetch counts twice against the budget while it is under way: its buffer, and the frames its pages will
 //! be copied into. So the budget holds at every step, and nothing that was asked for ever waits for a frame.
-//! After it landed the buffer is released, unless some page stays in it unmapped (`Ready`): the marker of a
-//! stream, or all of it where the buffer are spare frames, to be moved into the program while a thread waits
-//! for one of them.
+//! After it landed the buffer is released, unless a page stays in it unmapped (`Ready`): the marker of a
+//! stream.
 
 use super::page::{COPY, DIRTY, EARLY, PROTECTED, State, TO_MAIN, TO_WRITE, WANTED, WANTED_WRITE};
 use super::policy::Arrival;
@@ -81,13 +80,6 @@ impl Cache {
         }
         assert!(offset > 0 && u64::from(offset) == total_pages(&extents), "a fetch asks for something");
         let landing = if marker.is_some() { offset - 1 } else { offset };
-        let few_runs = extents.len() as u64 * u64::from(self.config.moved_run_pages) <= u64::from(offset);
-        let spare = few_runs && self.frames.spare >= u64::from(offset);
-        if spare {
-            self.frames.spare -= u64::from(offset);
-            self.stats.spare_pages += u64::from(offset);
-        }
-        self.spare_gives_way(u64::from(offset) + u64::from(landing));
         self.frames.buffered += u64::from(offset);
         self.frames.landing += u64::from(landing);
         self.stats.fetched_pages += u64::from(offset);
@@ -103,12 +95,11 @@ impl Cache {
             marker,
             stream,
             expected: false,
-            spare,
             serial: self.fetch_serial,
             left,
             to_avoid: self.to_avoid_fetch,
         };
-        self.outputs.push_back(Output::Fetch { fetch: FetchId(slot), extents, demand, spare });
+        self.outputs.push_back(Output::Fetch { fetch: FetchId(slot), extents, demand });
         slot
     }
 
@@ -120,13 +111,10 @@ impl Cache {
         self.fetches_in_flight -= 1;
         fetch.phase = FetchPhase::Idle;
         let pages: Vec<u32> = fetch.extents.iter().flat_map(Extent::pages).map(index_of).collect();
-        // Frames are best moved in while a thread waits for them. No thread does yet, so they are kept until
-        // one does.
-        let waits = fetch.spare && !pages.iter().any(|p| self.pages[*p as usize].has(WANTED));
         for (at, &index) in (0u32..).zip(&pages) {
             let entry = &mut self.pages[index as usize];
             // Some were given up meanwhile.
-            if entry.is_at(State::Fetching, slot, at) && (waits || marker == Some(index)) {
+            if entry.is_at(State::Fetching, slot, at) && marker == Some(index) {
                 entry.set_state(State::Ready);
                 self.fetches[slot as usize].ready += 1;
                 if self.pages[index as usize].has(WANTED) {
@@ -134,12 +122,8 @@ impl Cache {
                 }
             }
         }
-        if waits {
-            self.trim_landing(slot);
-        } else {
-            self.land_all(slot, &pages, State::Fetching);
-            self.frames.landing -= u64::from(std::mem::take(&mut self.fetches[slot as usize].landing));
-        }
+        self.land_all(slot, &pages, State::Fetching);
+        self.frames.landing -= u64::from(std::mem::take(&mut self.fetches[slot as usize].landing));
         let fetch = &self.fetches[slot as usize];
         if fetch.ready == 0 {
             self.release_fetch(slot);
@@ -150,10 +134,7 @@ impl Cache {
     fn land_all(&mut self, slot: u32, pages: &[u32], state: State) {
         let mut run: Option<(Extent, u32, bool)> = None;
         let mut count = 0;
-        // A frame is reserved for each of them, except perhaps for the marker.
-        let fetch = &self.fetches[slot as usize];
-        let expected = fetch.expected;
-        self.spare_gives_way(u64::from(state == State::Ready && fetch.landing < fetch.ready));
+        let expected = self.fetches[slot as usize].expected;
         for (at, &index) in (0u32..).zip(pages) {
             if !self.pages[index as usize].is_at(state, slot, at) {
                 continue;
@@ -231,25 +212,6 @@ impl Cache {
     /// come first, while the thread still waits.
     pub(super) fn install_ready(&mut self, index: u32) {
         let slot = self.pages[index as usize].a;
-        let Fetch { stream, serial, .. } = self.fetches[slot as usize];
-        let mut next = serial + 1;
-        while stream.is_some()
-            && let Some(part) = self.fetches.iter().position(|f| {
-                f.stream == stream
-                    && f.serial == next
-                    && f.phase == FetchPhase::Idle
-                    && f.marker.is_none()
-                    && f.spare
-            })
-        {
-            self.install_waiting(u32::try_from(part).expect("few fetches"));
-            next += 1;
-        }
-        self.install_waiting(slot);
-    }
-
-    /// All that waits in a landed fetch is mapped.
-    fn install_waiting(&mut self, slot: u32) {
         let pages: Vec<u32> =
             self.fetches[slot as usize].extents.iter().flat_map(Extent::pages).map(index_of).collect();
         self.land_all(slot, &pages, State::Ready);

@@ -81,7 +81,6 @@ impl Cache {
                 self.becomes_remote(index_of(page), self.evict_clock);
             }
         }
-        self.spare_gives_way(0);
         self.stats.adopted_pages += u64::from(extent.count);
     }
 
@@ -221,7 +220,6 @@ mod tests {
             max_prefetch_pages: 0,
             fetch_pages: 64,
             max_fetches: 16,
-            moved_run_pages: 8,
             tells_unchanged: false,
         });
         let reserved = Extent::new(PageIndex(0), 1 << 20);

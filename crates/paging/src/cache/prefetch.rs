@@ -240,7 +240,6 @@ impl Cache {
             // It will be mapped with the rest, which needs a frame for it.
             fetch.marker = None;
             fetch.landing += 1;
-            self.spare_gives_way(1);
             self.frames.landing += 1;
         }
         let in_order =

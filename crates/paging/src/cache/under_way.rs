@@ -56,8 +56,6 @@ pub(super) struct Fetch {
     pub stream: Option<StreamId>,
     /// Its pages were expected for another reason than a stream.
     pub expected: bool,
-    /// Its buffer are frames that a batch left, fit to be moved into the program.
-    pub spare: bool,
     /// The fetch's age, to drop the oldest idle one first.
     pub serial: u64,
     /// The eviction clock when its first page left.
@@ -76,7 +74,6 @@ impl Fetch {
         marker: None,
         stream: None,
         expected: false,
-        spare: false,
         serial: 0,
         left: 0,
         to_avoid: 0,

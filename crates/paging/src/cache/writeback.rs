@@ -289,8 +289,7 @@ impl Cache {
         self.frames.staged -= frames;
         batch.phase = BatchPhase::Free;
         batch.pages = pages;
-        let keep = self.keep_spare(frames);
-        self.outputs.push_back(Output::ReleaseBatch { batch: BatchId(slot), keep });
+        self.outputs.push_back(Output::ReleaseBatch { batch: BatchId(slot) });
     }
 
     /// Ends the lingering of the batch that left first. False when none is acknowledged.
@@ -340,7 +339,6 @@ impl Cache {
             self.enter_resident(page, Arrival::SecondChance { to_main });
         }
         self.stats.second_chances += 1;
-        self.spare_gives_way(0);
         let source = Source::Batch { slot, offset: offset - before, was_dirty };
         self.journal.push(Installed { extent, source });
         self.outputs.push_back(Output::InstallStaged {

@@ -58,7 +58,6 @@ impl Plan {
             max_prefetch_pages: if rng.one_in(4) { 0 } else { small(&mut rng, 6) },
             fetch_pages: small(&mut rng, 6),
             max_fetches: u32::try_from(rng.between(1, 12)).expect("small"),
-            moved_run_pages: small(&mut rng, 4),
             tells_unchanged: seed.is_multiple_of(2),
         };
         let odds = |rng: &mut Rng| if rng.one_in(2) { u64::MAX } else { rng.between(5, 200) };

@@ -107,7 +107,6 @@ pub fn config(budget_pages: u64, prefetch: bool) -> CacheConfig {
         max_prefetch_pages: if prefetch { 512.min(in_flight / 2) } else { 0 },
         fetch_pages,
         max_fetches: (in_flight / fetch_pages).max(4),
-        moved_run_pages: 8,
         tells_unchanged: false,
     }
 }
@@ -257,8 +256,7 @@ impl Plain {
             Output::Confirm { .. }
             | Output::Wake { .. }
             | Output::ReleaseFetch { .. }
-            | Output::Discard { .. }
-            | Output::DropSpare { .. } => {}
+            | Output::Discard { .. } => {}
         }
     }
 

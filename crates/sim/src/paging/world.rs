@@ -119,11 +119,7 @@ pub struct World {
     next_content: u64,
     mapped: u64,
     /// Frames kept for fetches to come.
-    spare: u64,
-    move_in: bool,
     installs_failed: Vec<Extent>,
-    /// Installed open although write protection was asked for.
-    opened: Vec<Extent>,
     /// Of zero pages and of content, where the kernel had a page.
     already_there: Vec<Extent>,
     /// Of `Confirm`, where the kernel had none.
@@ -169,10 +165,7 @@ impl World {
             quiet: false,
             next_content: 1,
             mapped: 0,
-            spare: 0,
-            move_in: false,
             installs_failed: Vec::new(),
-            opened: Vec::new(),
             already_there: Vec::new(),
             missing: Vec::new(),
             changes: Vec::new(),
@@ -190,8 +183,6 @@ impl World {
     pub fn run(mut self) -> CacheStats {
         let _seed = SaySeed(self.plan.seed);
         let all = Extent::new(PageIndex(0), u32::try_from(self.plan.pages).expect("few pages"));
-        self.move_in = self.rng.one_in(2);
-        self.handle(Input::MoveIn(self.move_in));
         self.adopt(all);
         for _ in 0..self.plan.steps {
             self.step();
@@ -306,10 +297,6 @@ impl World {
             6 => {
                 self.pool_full = !self.pool_full;
                 self.handle(Input::PoolFull(self.pool_full));
-            }
-            8 => {
-                self.move_in = self.rng.one_in(2);
-                self.handle(Input::MoveIn(self.move_in));
             }
             7 => {
                 // Anything may be expected, in any order, more than once, and what does not exist as well.
@@ -448,9 +435,6 @@ impl World {
         while let Some(page) = self.missing.pop() {
             self.feed(Input::WasMissing { page }, 0);
         }
-        while let Some(extent) = self.opened.pop() {
-            self.feed(Input::Opened { extent }, 0);
-        }
         // What was just told may have led to more.
         if !(self.installs_failed.is_empty() && self.already_there.is_empty() && self.missing.is_empty()) {
             self.report();
@@ -499,7 +483,7 @@ impl World {
     fn frames(&self) -> u64 {
         let batched: usize = self.batches.values().map(|b| b.iter().filter(|c| c.is_some()).count()).sum();
         let fetched: usize = self.fetches.values().map(Vec::len).sum();
-        self.mapped + self.spare + (batched + fetched) as u64
+        self.mapped + (batched + fetched) as u64
     }
 
     fn mutate(&mut self, mutation: Mutation) -> bool {
@@ -525,11 +509,7 @@ impl World {
                     .iter()
                     .map(|c| c.expect("the fetch has landed"))
                     .collect();
-                let opened = !writable && self.move_in && self.rng.one_in(3);
-                if opened {
-                    self.opened.push(extent);
-                }
-                self.install(extent, &bytes, writable || opened);
+                self.install(extent, &bytes, writable);
             }
             Output::InstallStaged { extent, batch, offset_pages, writable } => {
                 let from = offset_pages as usize;
@@ -578,7 +558,7 @@ impl World {
                     self.batches.remove(&batch.0);
                 }
             }
-            Output::ReleaseBatch { batch, keep } => {
+            Output::ReleaseBatch { batch } => {
                 for op in &self.ops {
                     assert!(
                         !matches!(op, Op::Store { batch: b, .. } if *b == batch),
@@ -586,20 +566,11 @@ impl World {
                     );
                 }
                 if !self.mutate(Mutation::BatchLeaked) {
-                    let frames = self.batches.remove(&batch.0).expect("the batch is there");
-                    if keep {
-                        self.spare += frames.iter().filter(|c| c.is_some()).count() as u64;
-                    }
+                    self.batches.remove(&batch.0).expect("the batch is there");
                 }
             }
-            Output::DropSpare { pages } => {
-                self.spare = self.spare.checked_sub(pages).expect("there are as many spare frames");
-            }
-            Output::Fetch { fetch, extents, spare, .. } => {
+            Output::Fetch { fetch, extents, .. } => {
                 let pages = total_pages(&extents);
-                if spare {
-                    self.spare = self.spare.checked_sub(pages).expect("there are as many spare frames");
-                }
                 assert!(pages <= u64::from(self.plan.config.fetch_pages), "a fetch is too large");
                 assert!(fetch.0 < self.plan.config.max_fetches, "too many fetches");
                 let buffer = vec![None; usize::try_from(pages).expect("few pages")];
@@ -645,7 +616,7 @@ impl World {
         assert!(self.batches.is_empty(), "batches leak: {:?}", self.batches);
         assert!(self.fetches.is_empty(), "fetches leak: {:?}", self.fetches);
         assert!(self.servers.is_empty(), "the servers keep discarded pages: {:?}", self.servers);
-        assert_eq!((self.mapped, self.spare), (0, 0));
+        assert_eq!(self.mapped, 0);
         let stats = self.cache.stats();
         assert_eq!(
             (stats.content_refused, stats.vanished_pages, stats.missing_pages),

@@ -14,7 +14,6 @@ use super::{Bench, CLIENTS, SPIN};
 use crate::bench::report::Report;
 use crate::bench::service::{Paged, before_exec};
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 
 /// One client of the experiment
 #[derive(clap::Args, Debug)]
@@ -43,7 +42,6 @@ pub fn run(args: &Args) -> Result<i32> {
         page_bytes: 4096,
         prefetch_bytes: args.prefetch_bytes,
         spin: SPIN,
-        install_by: InstallBy::Copy,
         fault_mode: FaultModeChoice::Auto,
     }
     .open()?;

@@ -14,7 +14,6 @@ use crate::bench::report::Report;
 use crate::bench::service::{KeyFile, Paged, Place, Service, Words, pin_apart};
 use crate::bench::workload::word;
 use rampool_pager::fault::FaultModeChoice;
-use rampool_pager::pager::InstallBy;
 
 const MOST_SERVERS: usize = 4;
 const LOCAL_BYTES: u64 = 16 << 20;
@@ -54,7 +53,6 @@ pub fn run(args: &Args) -> Result<i32> {
             page_bytes: 4096,
             prefetch_bytes: u32::try_from(args.prefetch.0).unwrap_or(u32::MAX),
             spin: SPIN,
-            install_by: InstallBy::Auto,
             fault_mode: FaultModeChoice::Auto,
         };
         let with = With { report: &mut report, args, rate, count };
