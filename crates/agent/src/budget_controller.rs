@@ -321,7 +321,7 @@ impl Supervisor<Pool> for BudgetController {
     }
 
     fn broken(&mut self, reason: String) {
-        end_process(Some(self.settings), &rampool_pager::pager::broken_text(&reason))
+        end_process(Some(self.settings), &rampool_pager::events::broken_text(&reason))
     }
 
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {

@@ -29,7 +29,6 @@ use rampool_kernel::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
 use rampool_paging::cache::EvictOutcome;
 use rampool_wire::units::OS_PAGE_BYTES;
 
-use crate::pager::half;
 pub use copying::CopyThread;
 use copying::Copying;
 
@@ -832,6 +831,11 @@ fn move_shared(uffd: &Uffd, map: &Pagemap, to: usize, from: usize) -> EvictOutco
         // Pinned, or in use by the kernel.
         EvictOutcome::BusyOpened
     }
+}
+
+/// Half of a number of bytes, in whole pages, at least one.
+pub(crate) fn half(bytes: usize) -> usize {
+    (bytes / 2 / OS_PAGE_BYTES).max(1) * OS_PAGE_BYTES
 }
 
 #[cfg(test)]

@@ -25,8 +25,7 @@ use rampool_paging::space::{AddressSpace, Span};
 use rampool_wire::frame::MAX_PAGE_INDEX;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use crate::pager::broken_text;
-use crate::pager::changes::{born_of, change_of, in_order, take_changes};
+use crate::events::{born_of, broken_text, change_of, in_order, take_changes};
 
 /// No program has memory from here on.
 const HIGHEST: usize = 1 << 56;

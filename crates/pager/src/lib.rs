@@ -7,14 +7,16 @@
 //!   pager      kernel events in, kernel calls out; decisions are `rampool_paging::cache`'s
 //!      |-- fault    how faults are caught: the ladder of userfaultfd, its user-mode kind, SIGSEGV
 //!      |-- frames   the pager's own memory: eviction batches and fetches
+//!      |-- events   changes of mappings, in order
 //!      |-- fork     a forked child, served by its parent until it serves itself
 //!      `-- backing  what stands behind a pager: a pool of servers, or memory
 //! ```
 //!
-//! Read `rampool_paging::space`, `frames` and `backing`, which are small; then `fault`, then `pager`, whose walk is a fault:
-//! `serve_events`, `carry_out`, `install`. `fork` and `region` come last.
+//! Read `rampool_paging::space`, `frames` and `backing`, which are small; then `fault`, then `pager`, whose
+//! walk is a fault: `serve_events`, `carry_out`, `install`. `fork` and `region` come last.
 
 pub mod backing;
+pub mod events;
 pub mod fault;
 pub mod fork;
 mod frames;

@@ -30,7 +30,8 @@ use rampool_paging::space::AddressSpace;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, total_pages};
 
 use crate::backing::{Backing, BackingEvent};
-use crate::fault::{Departure, FaultCatcher};
+use crate::events::{born_of, broken_text};
+use crate::fault::{Departure, FaultCatcher, half};
 use crate::fork::{ChildMemory, ForkFaultServer};
 use crate::frames::is_zero_page;
 use rampool_client::stats::PagerStats;
@@ -50,7 +51,7 @@ mod waits;
 
 pub use adopt::hold_absent;
 use awake::Awake;
-use changes::{Mappings, born_of};
+use changes::Mappings;
 use lost::Lost;
 use merged::Merged;
 use own::OwnMemory;
@@ -108,14 +109,6 @@ pub trait Supervisor<B: Backing> {
 
     /// Called after every sleep and every tick; false ends the pager.
     fn wake_up(&mut self, pager: &mut Pager<B>) -> bool;
-}
-
-/// The last message of a program that ends because of `reason`.
-#[must_use]
-pub fn broken_text(reason: &str) -> String {
-    format!(
-        "{reason}. Ending the program rather than letting it go on with wrong data; this is a fault of rampool or of the kernel, please report it."
-    )
 }
 
 pub struct Pager<B: Backing> {
@@ -1306,11 +1299,6 @@ impl<B: Backing> Pager<B> {
 const DEMAND_TOKEN: u64 = 1 << 33;
 const FORKED_TOKEN: u64 = 1 << 34;
 const HAND_OVER_TOKEN: u64 = 1 << 35;
-
-/// Half of a number of bytes, in whole pages, at least one.
-pub(crate) fn half(bytes: usize) -> usize {
-    (bytes / 2 / OS_PAGE_BYTES).max(1) * OS_PAGE_BYTES
-}
 
 /// Runs of these pages, and whether they are gone.
 fn parts_of(extent: Extent, gone: &[Extent]) -> Vec<(Extent, bool)> {

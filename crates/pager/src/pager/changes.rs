@@ -15,39 +15,13 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::{EVENTS_KEPT, Pager, Supervisor, sleep_on};
 use crate::backing::Backing;
+use crate::events::{change_of, in_order, take_changes};
 use crate::fault::FaultCatcher;
 
 /// Looks at the kernel's count that only yield the CPU to the threads that are to run; then the pager sleeps.
 const YIELDS: u32 = 64;
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
-
-/// What an event says of a change; `None` for a fault.
-pub(crate) fn change_of(event: &Event) -> Option<Change> {
-    Some(match *event {
-        Event::Fault { .. } => return None,
-        Event::Fork { .. } => Change::Fork,
-        Event::Remap { from, to, bytes } => Change::Move { from, to, bytes },
-        Event::Remove { start, end } => Change::GiveUp { start, end },
-        Event::Unmap { start, end } => Change::Unmap { start, end },
-    })
-}
-
-/// The contexts of children that events tell of.
-pub(crate) fn born_of(events: &[Event]) -> impl Iterator<Item = &Uffd> {
-    events.iter().filter_map(|event| if let Event::Fork { child } = event { Some(child) } else { None })
-}
-
-/// Takes the changes out of `events`, and puts them into `order`.
-pub(crate) fn in_order(changes: Vec<Event>, order: &Order) -> Vec<Event> {
-    let mut changes: Vec<Option<Event>> = changes.into_iter().map(Some).collect();
-    order.steps.iter().map(|step| changes[*step].take().expect("each change once")).collect()
-}
-
-/// Takes the changes out of what was read.
-pub(crate) fn take_changes(events: &mut Vec<Event>) -> Vec<Event> {
-    events.extract_if(.., |event| change_of(event).is_some()).collect()
-}
 
 struct KernelFacts<'a> {
     faults: &'a FaultCatcher,
