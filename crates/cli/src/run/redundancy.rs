@@ -84,10 +84,11 @@ impl Redundancy {
         self.tell_whole(pool, &processes);
         self.tell_full(pool);
         self.make_room(pool);
-        // It dismisses processes that end there.
+        // It dismisses processes that end there. One that has asked no server for anything is at none.
         let is_left = |of: ServerIndex| {
             let bit = 1u64.checked_shl(of.0.into()).unwrap_or(0);
-            processes.iter().all(|process| process.lost_mask & bit != 0 || process.state != 1)
+            let stays = |process: &&StatsSnapshot| process.state == 1 && process.sent_bytes > 0;
+            processes.iter().filter(stays).all(|process| process.lost_mask & bit != 0)
         };
         let drains = pool.draining_servers().next().is_some();
         if !drains || !pool.draining_servers().all(is_left) {
