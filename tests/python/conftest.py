@@ -17,10 +17,14 @@ class Server:
     """A memory server of this test's own."""
 
     def __init__(self, directory, memory="256M"):
+        self.address = f"unix:{directory}/server.sock"
+        self.memory = memory
+        self.start()
+
+    def start(self):
         from rampool._command import command
 
-        self.address = f"unix:{directory}/server.sock"
-        words = [command(), "serve", "--listen", self.address, "--memory", memory, "--shards", "1"]
+        words = [command(), "serve", "--listen", self.address, "--memory", self.memory, "--shards", "1"]
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("RAMPOOL_SERVE_")
         }
@@ -53,6 +57,14 @@ def own_server(tmp_path):
     server = Server(tmp_path)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def two_servers(tmp_path_factory):
+    servers = [Server(tmp_path_factory.mktemp("server")) for _ in range(2)]
+    yield servers
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rampool
+from conftest import until
 
 
 def test_an_array_larger_than_local_memory(pool):
@@ -94,6 +95,32 @@ def test_an_array_outlives_its_pool(server):
     del pool
     gc.collect()
     assert array.sum() == 999_999 * 500_000
+
+
+@pytest.mark.parametrize("copies", [{}, {"copies": 2}], ids=["by default", "by request"])
+def test_an_array_outlives_kill_9_of_either_server(two_servers, copies):
+    addresses = [server.address for server in two_servers]
+    with rampool.connect(addresses, memory="64M", local="2M", fault_mode="segv", **copies) as pool:
+        a, at_servers = pool.empty(1_000_000, "i8"), pool.remote(None, 1_000_000)
+        for version, server in enumerate([*two_servers, two_servers[0]]):
+            a[:] = np.arange(1_000_000) + version
+            server.stop()
+            assert (a == np.arange(1_000_000) + version).all()
+            a += 7
+            assert (a == np.arange(1_000_000) + version + 7).all()
+            if version == 0:
+                # What lies at the servers alone has one copy.
+                with pytest.raises(rampool.ServerLost):
+                    at_servers[:] = 1
+            server.start()
+            stats = lambda: dict(pool.stats())
+            until(lambda: stats()["lost_mask"] == stats()["lacking_pages"] == 0, "two copies of each page")
+        del a
+
+
+def test_two_copies_need_two_servers(server):
+    with pytest.raises(ValueError, match="need two servers"):
+        rampool.connect(server, memory="1M", copies=2)
 
 
 def test_others_read_what_is_shared(pool):

@@ -84,6 +84,12 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_SHARED_MEMORY", value_name = "SIZE", requires = "servers")]
     memory: Option<ByteLen>,
 
+    /// On how many servers each page lies that --local has no room for: 1, or 2, so that any one server may
+    /// be lost. The servers lend twice as much then [default: 2 where two or more have room for that, else 1]
+    #[arg(long, env = "RAMPOOL_SHARED_COPIES", value_name = "N", requires = "servers",
+        value_parser = clap::value_parser!(u8).range(1..=2))]
+    copies: Option<u8>,
+
     /// Start the processes over ssh on the machines listed in FILE, one a line, optionally with `slots=N`.
     /// All machines must reach the first one by its name
     #[arg(long, value_name = "FILE")]
@@ -300,6 +306,9 @@ fn environment(
     }
     if let Some(memory) = args.memory {
         variables.push(("RAMPOOL_SHARED_MEMORY", memory.0.to_string().into()));
+    }
+    if let Some(copies) = args.copies {
+        variables.push(("RAMPOOL_SHARED_COPIES", copies.to_string().into()));
     }
     if let Some(path) = &args.key_file {
         variables.push(("RAMPOOL_KEY_FILE", path.into()));

@@ -331,7 +331,7 @@ fn bounded_buffer(shared: &Shared) {
     );
 }
 
-/// What `budget for ever` says when it begins.
+/// What `budget for ever` says when it begins, and then every 16 rounds.
 const AWAY: &str = "pages are away";
 
 /// More data than a rank may keep, read and written until something ends it.
@@ -347,7 +347,7 @@ fn budget_for_ever(shared: &Shared) {
             }
         }
         shared.barrier(0).unwrap();
-        if round == 1 && shared.rank() == 0 {
+        if round % 16 == 1 && shared.rank() == 0 {
             assert!(shared.stats().away_bytes > 0);
             println!("{AWAY}");
         }
@@ -1429,12 +1429,9 @@ fn memory_server_process() -> (Child, String) {
     (server, address)
 }
 
-#[test]
-fn a_memory_server_that_is_killed_ends_the_run_and_is_named_with_the_rank() {
-    let (mut server, address) = memory_server_process();
-    let mut launch = Launch::new(2, "budget for ever")
-        .args(&["--local", "1536K", "--server", &format!("{address}=64M")])
-        .command;
+/// Two ranks that never end, once they use their servers; and what they say.
+fn budget_run(args: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut launch = Launch::new(2, "budget for ever").args(&["--local", "1536K"]).args(args).command;
     launch.arg(std::env::current_exe().unwrap()).args([
         "--exact",
         "this_binary_is_a_rank",
@@ -1442,8 +1439,35 @@ fn a_memory_server_that_is_killed_ends_the_run_and_is_named_with_the_rank() {
         "--quiet",
     ]);
     let mut run = launch.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
-    let mut said = BufReader::new(run.stdout.take().unwrap()).lines();
-    assert!(said.any(|line| line.unwrap().contains(AWAY)), "the ranks use the server");
+    let mut said = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains(AWAY)), "the ranks use the server");
+    (run, said)
+}
+
+#[test]
+fn pages_beyond_the_budget_outlive_one_of_two_memory_servers() {
+    let [(mut first, a), (mut second, b)] = [memory_server_process(), memory_server_process()];
+    let (run, mut said) = budget_run(&["--memory", "32M", "--server", &a, "--server", &b]);
+    first.kill().unwrap();
+    // All pages are read and written many times.
+    for _ in 0..4 {
+        assert!(said.any(|line| line.contains(AWAY)), "{:?}", end(run));
+    }
+    second.kill().unwrap();
+    let (message, code) = end(run);
+    assert!(message.contains(&format!("memory server {b} is lost")), "{message}");
+    assert_eq!(code, Some(rampool_shared::EXIT_FAILED), "{message}");
+    first.wait().unwrap();
+    second.wait().unwrap();
+    let two = ["--local", "2M", "--server", "127.0.0.1:1=1M", "--copies", "2"];
+    let (refused, _) = Launch::new(2, "sor").args(&two).fails();
+    assert!(refused.contains("needs two servers"), "{refused}");
+}
+
+#[test]
+fn a_memory_server_that_is_killed_ends_the_run_and_is_named_with_the_rank() {
+    let (mut server, address) = memory_server_process();
+    let (run, _said) = budget_run(&["--server", &format!("{address}=64M")]);
     server.kill().unwrap();
     server.wait().unwrap();
     let (message, code) = end(run);

@@ -300,7 +300,7 @@ impl Direct {
     /// # Errors
     /// [`ConnectError`].
     pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
-        let mut direct = Self::new(Pool::connect(config)?);
+        let mut direct = Self::new(Pool::connect_for_direct(config)?);
         let variable =
             || std::env::var(zero_copy::VARIABLE).ok().and_then(|text| zero_copy::parse_wish(&text).ok());
         let wish = config.zero_copy.or_else(variable).unwrap_or_default();
@@ -311,9 +311,11 @@ impl Direct {
     /// Works on a pool that is not used otherwise. Everything is sent by copying.
     ///
     /// # Panics
-    /// If operations of the pool are under way.
+    /// If operations of the pool are under way, or its pages have two copies: [`Direct::connect`] joins such
+    /// a lease, for regions with one.
     #[must_use]
     pub fn new(pool: Pool) -> Self {
+        assert_eq!(pool.copies(), 1, "the direct view changes one copy of each page");
         assert_eq!(
             pool.operations_under_way(),
             0,

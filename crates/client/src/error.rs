@@ -97,6 +97,18 @@ pub enum PoolError {
     Refused { server: String, wanted: ByteLen, free: ByteLen },
     #[error("the region is not known to this pool")]
     NoSuchRegion,
+    /// The direct view changes one copy of pages, and the lease is one of two.
+    #[error(
+        "pages of this lease have two copies, of which the direct view changes one: page the region in a \
+         lease with one copy"
+    )]
+    TwoCopies,
+    /// Regions that are open for other processes have one copy.
+    #[error(
+        "memory server {server} is not there, and what other processes open has one copy, on all servers: \
+         try again when it is back"
+    )]
+    NotThere { server: String },
 }
 
 /// Why a server counts as lost.

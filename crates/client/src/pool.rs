@@ -77,6 +77,8 @@ const PUT_PAGES: u32 = 32;
 const ATTEMPT: Duration = rampool_session::ATTEMPT;
 /// The pause between two attempts to join a lease.
 const PAUSE: Duration = rampool_session::PAUSE;
+/// How often a lost server is tried again.
+pub const KNOCK_EVERY: Duration = Duration::from_secs(1);
 /// How often the copy of a region is begun anew, where servers become absent and return while it is made.
 const CLONE_TRIES: u32 = 10;
 /// How long [`Pool::close`] waits for servers to say goodbye.
@@ -144,6 +146,10 @@ pub struct Pool {
     reach: Reach,
     /// Shown to people by the servers.
     name: String,
+    /// When lost servers were tried last.
+    knocked: Instant,
+    /// Which servers held no pages when room was made last for those that take their place.
+    made_room_for: Vec<bool>,
 }
 
 // SAFETY: what keeps `Pool` from being `Send` by itself are the addresses in `shell`, which are as valid on
@@ -157,6 +163,8 @@ struct Reach {
     /// Those on this machine.
     same_host: SameHost,
     policy: LocalPolicy,
+    /// For regions that have one copy, although those of others in this lease may have two.
+    direct: bool,
 }
 
 impl Reach {
@@ -173,7 +181,7 @@ impl Reach {
         let features = compression | rings | features::PIECES;
         let policy =
             LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx: None };
-        Ok(Self { same_host, policy })
+        Ok(Self { same_host, policy, direct: false })
     }
 
     /// How a server with this address is to be talked to.
@@ -200,13 +208,21 @@ impl Pool {
     /// [`ConnectError`], which names the server and what was wrong. Leases already opened return to their
     /// servers.
     pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
-        let reach = Reach::of(config)?;
+        Self::connect_as(config, &Reach::of(config)?)
+    }
+
+    /// As [`Pool::connect`], for the direct view: its regions and queues have one copy.
+    pub(crate) fn connect_for_direct(config: &PoolConfig) -> Result<Self, ConnectError> {
+        Self::connect_as(config, &Reach { direct: true, ..Reach::of(config)? })
+    }
+
+    fn connect_as(config: &PoolConfig, reach: &Reach) -> Result<Self, ConnectError> {
         match &config.lease {
-            LeaseRequest::Open { servers, bytes, name } => Self::open(config, &reach, servers, *bytes, name),
+            LeaseRequest::Open { servers, bytes, name } => Self::open(config, reach, servers, *bytes, name),
             LeaseRequest::Attach { ticket, name } => {
                 let until = Instant::now() + config.op_deadline;
                 loop {
-                    match Self::attach(config, &reach, ticket, name) {
+                    match Self::attach(config, reach, ticket, name) {
                         Err(error) if error.may_pass() && Instant::now() < until => std::thread::sleep(PAUSE),
                         done => return done,
                     }
@@ -225,12 +241,15 @@ impl Pool {
         if servers.is_empty() {
             return Err(ConnectError::NoServers);
         }
+        let bytes = if bytes.0 == 0 { named_bytes(servers, config.copies) } else { bytes };
         let mut pool = Self::unleased(config, reach, name)?;
         // One may be down: the other holders of its pages are there.
         let mut down: Option<ConnectError> = None;
         for server in servers {
             match pool.add_server(config, reach, &server.endpoint) {
-                Err(error) if down.is_none() && config.copies != Copies::One && error.is_down() => {
+                Err(error)
+                    if down.is_none() && config.copies != Copies::One && !reach.direct && error.is_down() =>
+                {
                     pool.add_down(config, &server.endpoint, &error);
                     down = Some(error);
                 }
@@ -369,7 +388,7 @@ impl Pool {
     ) -> Result<Self, ConnectError> {
         let mut pool = Self::unleased(config, reach, name)?;
         pool.ticket = ticket.clone();
-        let spared = ticket.copies > 1;
+        let spared = ticket.copies > 1 && !reach.direct;
         let mut troubles: Vec<(usize, ConnectError)> = Vec::new();
         for (i, part) in ticket.parts.iter().enumerate() {
             let inherited = spared && config.without.get(i).is_some_and(|of| of.at_first);
@@ -500,7 +519,11 @@ impl Pool {
     }
 
     fn use_placement(&mut self, placement: Placement) {
-        self.shell.client.place(&placement);
+        if self.reach.direct {
+            self.shell.client.place_alone(&placement);
+        } else {
+            self.shell.client.place(&placement);
+        }
         self.placement = placement;
     }
 
@@ -553,6 +576,8 @@ impl Pool {
             leased: Vec::new(),
             reach: reach.clone(),
             name: name.to_owned(),
+            knocked: Instant::now(),
+            made_room_for: Vec::new(),
         })
     }
 
@@ -679,7 +704,7 @@ impl Pool {
     /// On how many servers each page lies as long as none is lost.
     #[must_use]
     pub fn copies(&self) -> u8 {
-        self.ticket.copies
+        if self.reach.direct { 1 } else { self.ticket.copies }
     }
 
     /// What another process needs to become a member of this pool's lease ([`PoolConfig::attach`]).
@@ -793,12 +818,16 @@ impl Pool {
     }
 
     /// Takes over a region of another member of the same lease, which must not use it any more. Blocks until
-    /// all servers have answered.
+    /// all servers have answered. With two copies, it must not have been changed by the direct view, which
+    /// changes one of them.
     ///
     /// # Errors
     /// [`PoolError`]; the region may then belong to either member in parts.
     pub fn adopt_region(&mut self, ticket: &RegionTicket) -> Result<PoolRegion, PoolError> {
-        if self.ticket.copies < 2 && !ticket.is_of(&self.ticket.parts) {
+        if self.copies() < self.ticket.copies {
+            return Err(PoolError::TwoCopies);
+        }
+        if self.copies() < 2 && !ticket.is_of(&self.ticket.parts) {
             return Err(PoolError::NoSuchRegion);
         }
         // Where one of the two has joined a server anew, and the other one has not, there is nothing to take
@@ -810,7 +839,7 @@ impl Pool {
         // It knows nothing of servers that came later.
         names.resize(self.server_count(), RegionId(0));
         let mut replies = self.ask_all(Opcode::AdoptRegion, &names, &vec![0; self.server_count()], &[])?;
-        if self.ticket.copies > 1 {
+        if self.copies() > 1 {
             // A server that does not have it any more gets it anew.
             let absent = || PoolError::NoSuchRegion;
             let refused = |reply: &Result<Reply, _>| reply.as_ref().is_ok_and(|r| r.status != Status::Ok);
@@ -964,7 +993,7 @@ impl Pool {
     pub fn is_whole(&self) -> bool {
         let is_away = |server: ServerIndex| !self.shell.servers[server.as_usize()].is_there();
         let copies = self.view().copies_without(is_away);
-        copies + 1e-9 >= f64::from(self.ticket.copies)
+        copies + 1e-9 >= f64::from(self.copies())
     }
 
     /// Leases memory of one more server, for the processes of [`Pool::lease_ticket`] as well. `server` may
@@ -972,7 +1001,7 @@ impl Pool {
     /// there. False: pages have one copy, or the server is one of them.
     pub fn grow(&mut self, server: &ServerSpec) -> bool {
         let endpoint = in_numbers(&server.endpoint);
-        if self.ticket.copies < 2 || self.ticket.servers().any(|of| of.endpoint == endpoint) {
+        if self.copies() < 2 || self.ticket.servers().any(|of| of.endpoint == endpoint) {
             return false;
         }
         let lent: Vec<u64> =
@@ -1051,13 +1080,20 @@ impl Pool {
         self.submit(region, token, Opcode::Get, class, GET_PAGES, pieces);
     }
 
+    /// Whether a server that is there has yet to get pages that it has missed.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        let there = self.shell.servers.iter().filter(|server| server.is_there());
+        there.map(|server| self.shell.client.missed_pages(server.index).0).sum::<u64>() > 0
+    }
+
     /// Those of these pages that no server has which is there or waited for: two copies were there, one was
     /// lost, and the other one had missed them. To ask for one of them fails.
     #[must_use]
     pub fn gone(&self, region: PoolRegion, extents: &[Extent]) -> Vec<Extent> {
         let mut gone = Vec::new();
         let client = &self.shell.client;
-        if self.ticket.copies > 1 && !client.sessions().all(rampool_session::Session::takes_part) {
+        if self.copies() > 1 && !client.sessions().all(rampool_session::Session::takes_part) {
             let pages = extents.iter().flat_map(Extent::pages);
             pages.filter(|page| client.is_gone(region.0, *page)).for_each(|page| push_page(&mut gone, page));
         }
@@ -1229,7 +1265,7 @@ impl Pool {
         let there = self.shell.servers.iter().filter(|server| server.lost.is_none());
         let missed = there.map(|server| self.shell.client.missed_pages(server.index).0).sum();
         to.copies(bytes(|link| link.moved), lost, missed);
-        if self.ticket.copies > 1 {
+        if self.copies() > 1 {
             let (_, stored) = self.shell.client.missed_pages(ServerIndex(0));
             to.lacking(stored, self.lacking_pages(stored));
         }
@@ -1243,7 +1279,7 @@ impl Pool {
             false => (stored as f64 * self.view().part(server.index)) as u64,
         };
         let held = self.view().copies_without(|_| false);
-        let without_place = (stored as f64 * (f64::from(self.ticket.copies) - held)) as u64;
+        let without_place = (stored as f64 * (f64::from(self.copies()) - held)) as u64;
         self.shell.servers.iter().map(of).sum::<u64>() + without_place
     }
 
@@ -1293,9 +1329,9 @@ impl Pool {
         let (_, stored) = self.shell.client.missed_pages(ServerIndex(0));
         let copies_left = match stored {
             0 => self.view().copies_without(is_out),
-            _ => f64::from(self.ticket.copies) - self.lacking_pages(stored) as f64 / stored as f64,
+            _ => f64::from(self.copies()) - self.lacking_pages(stored) as f64 / stored as f64,
         };
-        PoolStats { copies: self.ticket.copies, copies_left, servers: servers.collect() }
+        PoolStats { copies: self.copies(), copies_left, servers: servers.collect() }
     }
 
     /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the
@@ -1386,8 +1422,33 @@ impl Pool {
         leased.filter_map(|(of, wanted)| Some((&*of.name, ByteLen(*wanted), ByteLen(of.free_bytes?))))
     }
 
+    /// Call it about once a second, or more often, if the pool owns the lease: tries lost servers again, and
+    /// leases more where servers take the place of others. May block until the servers have answered.
+    pub fn tend(&mut self) {
+        if self.copies() < 2 {
+            return;
+        }
+        let out = self.servers_out();
+        if out != self.made_room_for {
+            self.made_room_for = out;
+            // What finds no room has one copy.
+            let _ = self.fit_lease();
+        }
+        self.knock();
+    }
+
+    /// Tries lost servers again, as [`Pool::lease_anew`], if that was not done for [`KNOCK_EVERY`].
+    pub fn knock(&mut self) {
+        if self.knocked.elapsed() >= KNOCK_EVERY {
+            self.knocked = Instant::now();
+            for server in self.lost_servers().collect::<Vec<_>>() {
+                self.lease_anew(server);
+            }
+        }
+    }
+
     fn renew(&mut self, server: ServerIndex, place: Option<Place>) -> bool {
-        let lost = self.lost_servers().any(|lost| lost == server) && self.ticket.copies > 1;
+        let lost = self.lost_servers().any(|lost| lost == server) && self.copies() > 1;
         let Some(place) = place.filter(|_| lost) else { return false };
         self.shell.renew(server.as_usize(), place, Instant::now());
         true
@@ -1650,6 +1711,13 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// What the amounts named with servers make.
+fn named_bytes(servers: &[ServerSpec], copies: Copies) -> ByteLen {
+    let named =
+        servers.iter().filter_map(|server| server.memory).fold(0u64, |sum, of| sum.saturating_add(of.0));
+    ByteLen(if copies == Copies::Two { named / 2 } else { named })
 }
 
 /// The part of a lease at a server that has granted nothing yet.

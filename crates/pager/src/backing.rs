@@ -112,6 +112,9 @@ pub unsafe trait Backing {
         let _ = to;
     }
 
+    /// Looks after servers that are lost, where that is this process's part. Called some times a second.
+    fn tend(&mut self) {}
+
     /// The pager has ended in order: disconnects from the servers. Blocks, briefly.
     fn close(&mut self) {}
 }

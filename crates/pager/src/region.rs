@@ -572,6 +572,7 @@ impl<B: Backing> Supervisor<B> for RegionSupervisor<B::Region> {
     fn tick(&mut self, pager: &mut Pager<B>) -> Duration {
         pager.publish();
         pager.retry_refused();
+        pager.backing.tend();
         Duration::from_millis(50)
     }
 

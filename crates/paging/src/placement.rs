@@ -185,6 +185,13 @@ impl Placement {
         Self::of(&holders, self.stripe_pages(), self.weights.clone())
     }
 
+    /// The same with the first holder of each page alone.
+    #[must_use]
+    pub fn alone(&self) -> Self {
+        let homes = self.slots.iter().map(|slot| Holders { copy: None, ..slot.holders });
+        Self::of(&homes.collect::<Vec<_>>(), self.stripe_pages(), self.weights.clone())
+    }
+
     /// The same with one more server, which lends so much: it takes its share from those that have most.
     #[must_use]
     pub fn with(&self, server: ServerIndex, weight: u64) -> Self {

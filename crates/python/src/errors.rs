@@ -72,7 +72,7 @@ impl Raise for PoolError {
     fn raise(self) -> PyErr {
         let text = self.to_string();
         match self {
-            Self::Lost { .. } => own("ServerLost", text),
+            Self::Lost { .. } | Self::NotThere { .. } => own("ServerLost", text),
             Self::Denied { .. } => own("NotAllowed", text),
             Self::Refused { .. } => own("NoRoom", text),
             _ => own("NotFound", text),

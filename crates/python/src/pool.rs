@@ -54,9 +54,9 @@ fn usual_lease(options: &Options) -> ByteLen {
 fn opened(builder: Builder, usual: ByteLen) -> Result<(Builder, rampool::direct::Direct), OpenError> {
     let wish = |bytes| {
         let builder = builder.clone().memory(bytes);
-        builder.open_direct().map(|direct| (builder, direct))
+        builder.open_for_both().map(|direct| (builder, direct))
     };
-    match builder.open_direct() {
+    match builder.open_for_both() {
         Err(OpenError::NoMemory) => match wish(usual) {
             Err(OpenError::Connect(ConnectError::TooLittle { wanted, missing, .. }))
                 if wanted.0 - missing.0 >= LEAST_LEASE =>

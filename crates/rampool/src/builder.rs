@@ -12,7 +12,7 @@ use rampool_wire::units::ByteLen;
 
 use rampool_client::direct::Direct;
 use rampool_client::error::{ConnectError, PoolError};
-use rampool_client::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
+use rampool_client::pool::{Copies, LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
 use rampool_net::key::{Key, KeyError};
 use rampool_net::transport::SameHost;
 use rampool_net::transport::zero_copy::parse_wish;
@@ -30,6 +30,11 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
         "memory",
         "AMOUNT",
         "memory wanted from the servers together; those without an amount of their own share it",
+    ),
+    (
+        "copies",
+        "1|2",
+        "on how many servers each page lies: of two, one may be lost (default 2 where there is room, else 1)",
     ),
     ("local", "AMOUNT", "local memory all regions together may use (default 1G)"),
     ("page-size", "AMOUNT", "bytes one fault brings, a power of two from 4K to 2M (default 4K)"),
@@ -72,6 +77,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
 pub struct Builder {
     servers: Vec<ServerSpec>,
     memory: ByteLen,
+    copies: Copies,
     name: String,
     key_file: Option<PathBuf>,
     encryption: Encryption,
@@ -103,6 +109,16 @@ pub enum OpenError {
     NoServers,
     #[error("no memory is asked for; say how much with the option `memory`, or with the servers")]
     NoMemory,
+    #[error(
+        "two copies of each page need two servers, and {0} is named: name one more with the option `server`, \
+         or set `copies` to 1"
+    )]
+    TooFewServers(usize),
+    #[error(
+        "what the direct view reads and changes has one copy, queues too: leave the option `copies` out, or \
+         use paged memory"
+    )]
+    OneCopy,
     #[error("the stripe {0} is not a power of two between 4 KiB and 4 GiB")]
     Stripe(ByteLen),
     #[error(transparent)]
@@ -127,6 +143,7 @@ impl Builder {
         Self {
             servers: Vec::new(),
             memory: ByteLen(0),
+            copies: Copies::TwoIfTheyFit,
             name: program_name(),
             key_file: None,
             encryption: Encryption::Auto,
@@ -152,6 +169,13 @@ impl Builder {
     #[must_use]
     pub fn memory(mut self, memory: ByteLen) -> Self {
         self.memory = memory;
+        self
+    }
+
+    /// On how many servers each page lies.
+    #[must_use]
+    pub fn copies(mut self, copies: Copies) -> Self {
+        self.copies = copies;
         self
     }
 
@@ -270,6 +294,13 @@ impl Builder {
                 self.servers.extend(servers.map_err(|e| bad(e.to_string()))?);
             }
             "memory" => self.memory = amount()?,
+            "copies" => {
+                self.copies = match value {
+                    "1" => Copies::One,
+                    "2" => Copies::Two,
+                    _ => return Err(bad(format!("{value:?} is neither `1` nor `2`"))),
+                }
+            }
             "local" => self.paged.local_bytes = amount()?.0,
             "page-size" => self.paged.page_bytes = small()?,
             "prefetch" => self.paged.prefetch_bytes = small()?,
@@ -321,7 +352,8 @@ impl Builder {
         self.start(pool)
     }
 
-    /// Paged memory of a lease that exists, whose servers the ticket names. Blocks, for each server at most the connect deadline.
+    /// Paged memory of a lease that exists, whose servers the ticket names. Blocks, for each server at most
+    /// the connect deadline. With two copies it leases anew from a server that was lost and is back.
     ///
     /// # Errors
     /// [`OpenError`], which names the server or the setting.
@@ -333,7 +365,8 @@ impl Builder {
     fn start(&self, mut pool: Pool) -> Result<PagedMemory, OpenError> {
         let region = pool.create_region()?;
         // What is local need not be at a server, so regions may be as large as both together.
-        let capacity = pool.lease_bytes().0.saturating_add(self.paged.local_bytes);
+        let leased = pool.lease_bytes().0 / u64::from(pool.copies());
+        let capacity = leased.saturating_add(self.paged.local_bytes);
         let paged = PagedConfig { capacity_bytes: Some(capacity), ..self.paged.clone() };
         Ok(PagedMemory::start(&paged, pool, region)?)
     }
@@ -342,8 +375,20 @@ impl Builder {
     /// deadline. What concerns paging is of no concern here.
     ///
     /// # Errors
-    /// [`OpenError`], which names the server or the setting.
+    /// [`OpenError`], which names the server or the setting; [`OpenError::OneCopy`] where two copies are
+    /// asked for.
     pub fn open_direct(&self) -> Result<Direct, OpenError> {
+        let two = self.copies == Copies::Two;
+        let one = self.clone().copies(Copies::One);
+        if two { Err(OpenError::OneCopy) } else { one.open_for_both() }
+    }
+
+    /// As [`Builder::open_direct`], of a lease that paged memory joins ([`Builder::join`]): its pages have
+    /// the copies that are asked for, what the direct view works on has one.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the server or the setting.
+    pub fn open_for_both(&self) -> Result<Direct, OpenError> {
         Ok(Direct::connect(&self.pool_config()?)?)
     }
 
@@ -368,6 +413,9 @@ impl Builder {
         if self.memory.0 == 0 && self.servers.iter().all(|s| s.memory.is_none()) {
             return Err(OpenError::NoMemory);
         }
+        if self.copies == Copies::Two && self.servers.len() < 2 {
+            return Err(OpenError::TooFewServers(self.servers.len()));
+        }
         self.settings()
     }
 
@@ -378,6 +426,7 @@ impl Builder {
         config.key = self.key_file.as_deref().map(Key::load).transpose()?;
         config.encryption = self.encryption;
         config.compression = self.compression;
+        config.copies = self.copies;
         config.stripe_pages = stripe_pages.unwrap_or(config.stripe_pages);
         config.connect_deadline = self.connect_deadline.unwrap_or(config.connect_deadline);
         config.op_deadline = self.op_deadline.unwrap_or(config.op_deadline);
@@ -409,6 +458,7 @@ mod tests {
                 "HOST[:PORT][=AMOUNT]" => "a:1=1G,b",
                 "AMOUNT" => "64K",
                 "NUMBER" => "100",
+                "1|2" => "2",
                 "auto|on|off" | "on|off" => "on",
                 "auto|off|AMOUNT" => "64K",
                 "auto|rings|socket" => "rings",
@@ -428,6 +478,7 @@ mod tests {
         for (name, value) in [
             ("server", "a:1,:2"),
             ("memory", "lots"),
+            ("copies", "3"),
             ("page-size", "8G"),
             ("encryption", "yes"),
             ("op-deadline-ms", "1s"),
@@ -440,6 +491,12 @@ mod tests {
         builder.set("server", "127.0.0.1:1").unwrap();
         assert!(matches!(builder.open(), Err(OpenError::NoMemory)));
         builder.set("memory", "1M").unwrap();
+        for copies in [Copies::Two, Copies::TwoIfTheyFit] {
+            let open = builder.clone().copies(copies).open();
+            assert_eq!(copies == Copies::Two, matches!(open, Err(OpenError::TooFewServers(1))));
+            let direct = builder.clone().copies(copies).open_direct();
+            assert_eq!(copies == Copies::Two, matches!(direct, Err(OpenError::OneCopy)));
+        }
         assert!(matches!(
             builder.clone().page_size(5000).open(),
             Err(OpenError::Paged(PagedError::PageSize(5000)))

@@ -96,6 +96,14 @@ impl Client {
         self.look_for_spares();
     }
 
+    /// As [`Client::place`], for a client whose regions have one copy in a lease whose pages may have two: it
+    /// waits for servers as if these were not.
+    pub fn place_alone(&mut self, placement: &Placement) {
+        self.copies.place_alone(placement, self.sessions.len());
+        self.open = vec![None; self.copies.placement.pairs().len()];
+        self.look_who_is_away();
+    }
+
     /// One more server, which lends so much. It is used once it is there.
     pub fn grow(&mut self, op_deadline: Duration, now: Time, weight: u64) -> ServerIndex {
         let server = self.add_absent(op_deadline, now);

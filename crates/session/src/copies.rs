@@ -305,6 +305,12 @@ impl Copies {
         self.drops = vec![Target::default(); servers];
     }
 
+    /// As that, for regions that lie at the first holders alone.
+    pub fn place_alone(&mut self, placement: &Placement, servers: usize) {
+        self.place(placement, servers);
+        (self.tracked, self.placement) = (false, Arc::new(placement.alone()));
+    }
+
     /// There is one more server, which lends so much; it is out at first.
     pub fn grow(&mut self, server: ServerIndex, weight: u64) {
         self.grown.push((server, weight));
@@ -362,7 +368,7 @@ impl Copies {
     pub fn as_placed(&self, mut history: History, rules: Rules) -> History {
         history.fit(self.out.len());
         let theirs = self.canonical(&history.out);
-        if self.tracked && theirs.contains(&true) {
+        if theirs.contains(&true) {
             history.turn(&self.view(&theirs), &self.view(&self.canonical(&[])), rules);
         }
         while history.missed.last().is_some_and(PageSet::is_empty) {

@@ -12,7 +12,7 @@ use rampool_wire::session::Encryption;
 use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
 
 use super::environment::{EnvironmentError, Place, variable};
-use rampool_client::pool::{PoolConfig, ServerSpec};
+use rampool_client::pool::{Copies, PoolConfig, ServerSpec};
 use rampool_net::key::{Key, KeyError};
 use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
 
@@ -164,6 +164,8 @@ pub enum ConfigError {
         "RAMPOOL_SHARED_SERVERS names memory servers, which hold pages beyond each rank's budget: set the budget in RAMPOOL_SHARED_LOCAL"
     )]
     NoBudget,
+    #[error("RAMPOOL_SHARED_COPIES=2 needs two servers: name each one in RAMPOOL_SHARED_SERVERS")]
+    TooFewServers,
 }
 
 impl SharedConfig {
@@ -210,8 +212,9 @@ impl SharedConfig {
     /// `RAMPOOL_ENCRYPTION`, `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as
     /// 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none), `RAMPOOL_SHARED_LOCAL` (bytes),
     /// `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for
-    /// each rank), `RAMPOOL_SILENCE_S`, `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_BOUND` (which
-    /// `rampool launch` sets) and `RAMPOOL_SHARED_USER_FAULTS` (1).
+    /// each rank), `RAMPOOL_SHARED_COPIES` (of each page there, 1 or 2), `RAMPOOL_SILENCE_S`,
+    /// `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_BOUND` (which `rampool launch` sets) and
+    /// `RAMPOOL_SHARED_USER_FAULTS` (1).
     ///
     /// # Errors
     /// An incomplete or invalid variable.
@@ -327,6 +330,7 @@ fn servers_from_env(config: &SharedConfig) -> Result<Option<PoolConfig>, ConfigE
     if memory.is_none() && servers.iter().any(|server| server.memory.is_none()) {
         return Err(ConfigError::NoMemory);
     }
+    let count = servers.len();
     if config.local_bytes.is_none() {
         return Err(ConfigError::NoBudget);
     }
@@ -335,6 +339,15 @@ fn servers_from_env(config: &SharedConfig) -> Result<Option<PoolConfig>, ConfigE
         memory.unwrap_or(ByteLen(0)),
         format!("rank {} of {}", config.rank, config.ranks),
     );
+    let copies = |text: &str| match text {
+        "1" => Some(Copies::One),
+        "2" => Some(Copies::Two),
+        _ => None,
+    };
+    pool.copies = setting("RAMPOOL_SHARED_COPIES", "1 or 2", copies)?.unwrap_or(Copies::TwoIfTheyFit);
+    if pool.copies == Copies::Two && count < 2 {
+        return Err(ConfigError::TooFewServers);
+    }
     pool.key.clone_from(&config.key);
     pool.encryption = config.encryption;
     Ok(Some(pool))

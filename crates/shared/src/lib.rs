@@ -356,8 +356,7 @@ impl Shared {
         let mut memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
         let reach = memory.reach();
         if let Some(budget) = config.local_bytes {
-            let servers =
-                config.servers.as_ref().map(|servers| Servers::connect(servers, bytes)).transpose()?;
+            let servers = config.servers.as_ref().map(Servers::connect).transpose()?;
             memory.limit(budget.max(LEAST_LOCAL_BYTES), servers);
         }
         let Mesh { known, lines, datagrams } = Mesh::meet(&config)?;

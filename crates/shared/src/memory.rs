@@ -28,8 +28,7 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::account::{Cost, SAMPLES, cpu_of_this_thread};
 use super::failure;
-use super::servers::Servers;
-use rampool_client::direct::DirectError;
+use super::servers::{Servers, ServersError};
 
 /// Required kernel features: write protection and minor faults on shared memory (Linux 5.19).
 const NEEDED: Features = Features::WP.with(Features::WP_SHMEM).with(Features::MINOR_SHMEM);
@@ -501,13 +500,9 @@ impl SharedMemory {
         if away {
             let offset = self.region(page).offset_of(page);
             let (into, len) = self.alias_of(page);
-            let mut bytes = vec![0; len];
-            let brought = self
-                .servers
-                .as_mut()
-                .expect("only servers have pages that are away")
-                .bring(offset, &mut bytes);
-            self.or_die(brought, "bringing back");
+            let servers = self.servers.as_mut().expect("only servers have pages that are away");
+            let brought = servers.bring(offset, len);
+            let bytes = self.or_die(brought, "bringing back");
             self.traffic.brought_bytes += len as u64;
             // SAFETY: the page lies in the alias and is mapped nowhere else: no other thread reads or writes
             // it now.
@@ -585,13 +580,14 @@ impl SharedMemory {
         left.here
     }
 
-    fn or_die(&self, done: Result<(), DirectError>, what: &str) {
-        if let Err(error) = done {
-            failure::die(self.rank, &format!("{what} shared pages failed: {error}"));
+    fn or_die<T>(&self, done: Result<T, ServersError>, what: &str) -> T {
+        match done {
+            Ok(done) => done,
+            Err(error) => failure::die(self.rank, &format!("{what} shared pages failed: {error}")),
         }
     }
 
-    /// Call it about once a second. Does not block.
+    /// Call it about once a second.
     pub fn keep_alive(&mut self) {
         if let Some(servers) = &mut self.servers {
             servers.keep_alive();

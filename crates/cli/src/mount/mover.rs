@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, ReplyAttr, ReplyData, ReplyEmpty, ReplyWrite};
-use rampool_client::pool::{Pool, PoolEvent, PoolRegion};
+use rampool_client::pool::{KNOCK_EVERY, Pool, PoolEvent, PoolRegion};
 use rampool_files::{Access, Cleared, Edge, Piece, Turns, WritePlan};
 use rampool_kernel::words::remark;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES as PAGE_BYTES, PageIndex};
@@ -19,7 +19,6 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::buffers::Buffers;
 use crate::run::caretaker;
-use crate::run::redundancy::{KNOCK_EVERY, Knocks};
 
 /// Bytes of reads that are under way for each server: two of the longest reads, so that one comes while the
 /// other is copied to the kernel. More only take each other's place in the CPUs' caches, and in the rings.
@@ -106,7 +105,6 @@ pub struct Mover {
     read_bytes: usize,
     most_read_bytes: usize,
     later: VecDeque<u64>,
-    knocks: Knocks,
     said_full: bool,
 }
 
@@ -127,7 +125,6 @@ impl Mover {
             read_bytes: 0,
             most_read_bytes,
             later: VecDeque::new(),
-            knocks: Knocks::new(),
             said_full: false,
         };
         Ok((mover, way))
@@ -148,9 +145,7 @@ impl Mover {
                 self.happened(event);
             }
             self.begin_reads();
-            if self.pool.copies() > 1 {
-                self.knocks.look(&mut self.pool);
-            }
+            self.pool.tend();
             if rests {
                 self.sleep();
             }

@@ -12,8 +12,6 @@ use rampool_run::settings::Settings;
 
 use crate::{copies, rundir};
 
-/// How often a lost server is tried again.
-pub const KNOCK_EVERY: Duration = Duration::from_secs(1);
 /// How often a run says how far it has got.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 /// Until then processes that have ended were dismissed.
@@ -21,28 +19,8 @@ const DISMISSED: Duration = Duration::from_millis(1200);
 /// In a run's directory: a server that is to be used in addition.
 const GROW: &str = "grow";
 
-/// Tries servers again that are lost.
-pub struct Knocks(Instant);
-
-impl Knocks {
-    pub fn new() -> Self {
-        Self(Instant::now())
-    }
-
-    /// Call this about as often as [`KNOCK_EVERY`], or more often.
-    pub fn look(&mut self, pool: &mut Pool) {
-        if self.0.elapsed() >= KNOCK_EVERY {
-            self.0 = Instant::now();
-            for server in pool.lost_servers().collect::<Vec<_>>() {
-                pool.lease_anew(server);
-            }
-        }
-    }
-}
-
 pub struct Redundancy {
     settings: Settings,
-    knocks: Knocks,
     silent: Vec<bool>,
     /// Servers of which was said that they have no room.
     full: Vec<String>,
@@ -72,7 +50,6 @@ impl Redundancy {
         let silent = vec![false; settings.ticket.servers().count()];
         Self {
             settings,
-            knocks: Knocks::new(),
             silent,
             full: Vec::new(),
             out: Vec::new(),
@@ -107,17 +84,18 @@ impl Redundancy {
         self.tell_whole(pool, &processes);
         self.tell_full(pool);
         self.make_room(pool);
-        // It dismisses processes that end there.
+        // It dismisses processes that end there. One that has asked no server for anything is at none.
         let is_left = |of: ServerIndex| {
             let bit = 1u64.checked_shl(of.0.into()).unwrap_or(0);
-            processes.iter().all(|process| process.lost_mask & bit != 0 || process.state != 1)
+            let stays = |process: &&StatsSnapshot| process.state == 1 && process.sent_bytes > 0;
+            processes.iter().filter(stays).all(|process| process.lost_mask & bit != 0)
         };
         let drains = pool.draining_servers().next().is_some();
         if !drains || !pool.draining_servers().all(is_left) {
             self.stayed = Instant::now();
         }
         pool.stay(self.stayed.elapsed() < DISMISSED);
-        self.knocks.look(pool);
+        pool.knock();
     }
 
     /// Takes in a server that somebody has named meanwhile.

@@ -166,6 +166,11 @@ impl Pool {
         let (regions, name, missed) = match selector {
             RegionSelector::Name(name) => (&nothing[..], name, Vec::new()),
             RegionSelector::Ticket(ticket) if ticket.is_of(&self.ticket.parts) => {
+                // What is read of another holder meanwhile, others would change at this one.
+                let missing = ticket.handed.names.iter().position(|name| name.0 == 0);
+                if let Some(server) = missing.and_then(|index| self.shell.servers.get(index)) {
+                    return Err(PoolError::NotThere { server: server.name.clone() });
+                }
                 let history = self.shell.client.as_placed(ticket.handed.history.clone());
                 (&ticket.handed.names[..], "", history.missed)
             }
@@ -189,6 +194,9 @@ impl Pool {
             }
         }
         let names = Names { ids: names_of(replies), only: None, missed };
+        if let Some(index) = names.ids.iter().position(|name| name.0 == 0) {
+            return Err(PoolError::NotThere { server: self.shell.servers[index].name.clone() });
+        }
         for pages in names.missed.iter().flat_map(PageSet::extents) {
             let has = |page: PageIndex| {
                 self.placement.holders(page).iter().any(|server| names.has(server, Extent::page(page)))

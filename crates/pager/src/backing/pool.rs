@@ -143,7 +143,12 @@ unsafe impl Backing for Pool {
         bytes: u64,
     ) -> Result<(LeaseTicket, RegionTicket), String> {
         let ticket = self.region_ticket(region).map_err(|error| error.to_string())?;
-        self.open_region(RegionSelector::Ticket(&ticket), bytes).map_err(|error| error.to_string())?;
+        if let Err(error) = self.open_region(RegionSelector::Ticket(&ticket), bytes) {
+            Pool::free_region(self, region);
+            return Err(error.to_string());
+        }
+        // Its pages stay where they are, also where others take the place of a server.
+        let ticket = Pool::hand_over(self, region).map_err(|error| error.to_string())?;
         Ok((self.lease_ticket(), ticket))
     }
 
@@ -153,6 +158,10 @@ unsafe impl Backing for Pool {
 
     fn report(&self, to: &PagerStats) {
         Pool::report(self, to);
+    }
+
+    fn tend(&mut self) {
+        Pool::tend(self);
     }
 
     fn close(&mut self) {
