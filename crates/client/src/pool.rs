@@ -25,8 +25,11 @@
 mod body;
 mod config;
 mod direct;
+mod exposed;
 mod frames;
+mod in_place;
 mod keyed;
+mod link;
 mod queue;
 mod reconnect;
 mod server;
@@ -37,7 +40,7 @@ mod ticket;
 pub use config::{Copies, LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
 pub use direct::RegionSelector;
 pub(crate) use direct::{GroupPart, Job, MOST_COPIED_BYTES, MOST_GROUPED, MOST_SCANNED, ScanPart};
-pub use keyed::KeyStats;
+pub use exposed::KeyStats;
 pub(crate) use queue::QueueReply;
 pub use stats::{Histogram, PoolStats, ServerState, ServerStats};
 pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
@@ -771,7 +774,7 @@ impl Pool {
             return Err(PoolError::NoSuchRegion);
         };
         self.regions[region.0 as usize] = None;
-        self.shell.forget_places(region);
+        self.shell.in_place.forget(region);
         self.give_back(left.into_iter().map(Some), Instant::now());
         let leases = self.ticket.parts.iter().map(LeasePart::mark).collect();
         Ok(RegionTicket { handed, leases })
@@ -870,7 +873,7 @@ impl Pool {
             return;
         }
         let Some(freed) = self.shell.client.close_region(region.0) else { return };
-        self.shell.forget_places(region);
+        self.shell.in_place.forget(region);
         let now = Instant::now();
         self.give_back(freed.names.iter().map(|name| Some(*name)), now);
     }
@@ -1144,7 +1147,7 @@ impl Pool {
         }
         self.names(region).expect("pages of a region that was freed or never existed");
         check_range(extent);
-        self.shell.discarded(region, extent);
+        self.shell.in_place.discarded(region, extent);
         let time = self.shell.time(Instant::now());
         let (client, bodies, _) = self.shell.parts();
         client.discard_pages(time, region.0, extent, |request, extent| {
@@ -1490,13 +1493,11 @@ impl Pool {
         let op = self.shell.begin(token, opcode == Opcode::Put);
         let of = self.shell.stamp(region, opcode);
         let (time, pages) = (self.shell.time(now), Pages { of: region.0, op, opcode, class, limit });
-        let (client, bodies, places) = self.shell.parts();
+        let (client, bodies, in_place) = self.shell.parts();
         for (extent, memory) in pieces.filter(|(extent, _)| extent.count > 0) {
             check_range(extent);
-            if opcode == Opcode::Put
-                && let Some((region, stamp)) = of
-            {
-                places.entry(region).or_default().changing(stamp, extent);
+            if let Some(of) = of.filter(|_| opcode == Opcode::Put) {
+                in_place.changing(of, extent);
             }
             client.submit_pages(time, pages, extent, |part| {
                 fill(bodies, part, memory, of);

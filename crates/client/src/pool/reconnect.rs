@@ -4,13 +4,13 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rampool_net::transport::{
-    Connecting, Handshake, HandshakeError, Link, LinkError, LocalPolicy, PeerAddress, Received, Stream,
-    Urgency, Wants,
+    Connecting, Handshake, HandshakeError, LinkError, LocalPolicy, PeerAddress, Received, Stream, Urgency,
+    Wants,
 };
 use rampool_session::{ATTACH_NUMBER, LinkId};
 use rampool_wire::frame::{self, AttachLease, Granted, Header, Opcode, OpenLease};
 
-use super::server::{Departure, watched};
+use super::link::{ServerLink, watched};
 use crate::error::LostReason;
 
 /// Where a server is and who the client is there.
@@ -60,8 +60,8 @@ enum Step {
     Connecting(Connecting),
     Shaking(Box<Handshake>),
     /// Until the session wants to attach.
-    Connected(Box<Link<Option<Departure>>>),
-    Attaching(Box<Link<Option<Departure>>>),
+    Connected(Box<ServerLink>),
+    Attaching(Box<ServerLink>),
     /// Attached, or over.
     Taken,
 }
@@ -110,7 +110,7 @@ impl Attempt {
     }
 
     /// The connection, once it is attached.
-    pub fn into_link(self) -> Option<Box<Link<Option<Departure>>>> {
+    pub fn into_link(self) -> Option<Box<ServerLink>> {
         if let Step::Attaching(link) = self.step { Some(link) } else { None }
     }
 

@@ -3,12 +3,12 @@
 //! Pages are sent from and received into the caller's memory, without a copy in between.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
 use rampool_net::blocks::{block_crcs, block_crcs_of_copy};
 use rampool_net::transport::zero_copy::SharedZeroCopy;
-use rampool_net::transport::{Link, LinkError, Piece, PieceMut, Urgency};
+use rampool_net::transport::{LinkError, Piece, PieceMut, Urgency};
 use rampool_paging::placement::ServerIndex;
 use rampool_pinning::path::Wish;
 use rampool_session::{Class, LinkId, Lost, Request, RequestId};
@@ -19,23 +19,12 @@ use rampool_wire::session::features;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
 use super::body::Body;
+use super::exposed::ExposedMemories;
 use super::frames::FramesFile;
-use super::keyed::ExposedMemories;
+use super::link::{Departure, ServerLink, watched};
 use super::reconnect::{Attempt, Place};
 use super::stats::LinkStats;
 use crate::error::LostReason;
-
-/// Tells that a frame has left this process (or its link is gone): the pages of a store are not read any more.
-pub(super) struct Departure {
-    request: u64,
-    departed: Rc<RefCell<Vec<u64>>>,
-}
-
-impl Drop for Departure {
-    fn drop(&mut self) {
-        self.departed.borrow_mut().push(self.request);
-    }
-}
 
 /// How large pieces leave: from how many bytes on it was measured to pay.
 #[derive(Clone, Debug)]
@@ -49,7 +38,7 @@ pub(super) struct ZeroCopyWish {
 pub(super) struct Server {
     pub index: ServerIndex,
     pub name: String,
-    pub link: Option<Link<Option<Departure>>>,
+    pub link: Option<ServerLink>,
     /// The number of the connection.
     connection: u32,
     /// While the connection is broken and the server not lost.
@@ -116,7 +105,7 @@ pub(super) enum Placed {
 }
 
 impl Server {
-    pub fn new(index: ServerIndex, name: String, link: Link<Option<Departure>>) -> Self {
+    pub fn new(index: ServerIndex, name: String, link: ServerLink) -> Self {
         let mut server = Self::absent(index, name);
         server.use_link(link);
         server
@@ -162,7 +151,7 @@ impl Server {
         }
     }
 
-    fn use_link(&mut self, mut link: Link<Option<Departure>>) {
+    fn use_link(&mut self, mut link: ServerLink) {
         self.tells_places = link.features() & features::PLACES != 0;
         self.frames = link.take_frames().and_then(FramesFile::adopt);
         self.compressed = link.features() & features::LZ4 != 0;
@@ -182,7 +171,7 @@ impl Server {
 
     /// The table of the head that came last.
     pub fn table(&self) -> &[u8] {
-        self.link.as_ref().map_or(&[], Link::table)
+        self.link.as_ref().map_or(&[], ServerLink::table)
     }
 
     /// From now on large pieces leave without a copy, over this connection and those that take its place. What they
@@ -430,7 +419,7 @@ impl Server {
 
     /// Where the pages of a `Put` lie, that has just been answered.
     pub fn stored_at(&mut self, pages: usize) -> &[Whereabouts] {
-        let table = self.link.as_ref().map_or(&[][..], Link::table);
+        let table = self.link.as_ref().map_or(&[][..], ServerLink::table);
         if !self.tells_places || parse_places(table, pages, &mut self.told).is_err() {
             // Not knowing where pages lie is no harm.
             self.told.clear();
@@ -521,13 +510,6 @@ impl Server {
             }
         }
     }
-}
-
-/// What to sleep on for a link's sake, and whether for room to write as well.
-pub(super) fn watched(link: &Link<Option<Departure>>) -> (BorrowedFd<'_>, bool) {
-    // A socket that carries nothing but doorbells has room to write: a thread that waits for that does not sleep.
-    let stays_awake = !link.may_sleep(true);
-    if stays_awake { (link.socket(), true) } else { (link.as_fd(), link.waits_for_room()) }
 }
 
 /// The pieces to send a window from, and its checksums.

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use rampool_net::transport::{Flush, Received};
 use rampool_paging::placement::ServerIndex;
 use rampool_session::{
-    Ask, Break, Class, Client, Failed, Grant, Input, Known, LinkId, Lost, OpId, Outcome, Output, PIECE_PAGES,
-    PIECES, Places, RequestId, Stamp, Time, What,
+    Ask, Break, Class, Client, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, PIECE_PAGES,
+    PIECES, RequestId, Stamp, Time, What,
 };
 use rampool_wire::frame::{Opcode, RegionId, Status, parse_message};
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 
 use super::body::{Body, Reply, lost, operation};
+use super::in_place::InPlace;
 use super::reconnect::{Attempt, Place, Reached, Trouble};
 use super::server::{Handed, Placed, Server, link_lost};
 use super::{PoolEvent, PoolRegion};
@@ -28,11 +29,7 @@ pub(super) struct Shell {
     bodies: Vec<Body>,
     pub events: VecDeque<PoolEvent>,
     replies: Vec<Reply>,
-    /// Where pages lie, by region, while a server's memory can be read.
-    places: BTreeMap<PoolRegion, Places>,
-    last_stamp: u32,
-    /// For packed pages, kept for its capacity.
-    packed: Vec<u8>,
+    pub in_place: InPlace,
     /// What pieces bring to a server that has missed it. An order to receive or send is over before the next one begins.
     pieces: Vec<Box<[u8]>>,
     /// A server has all of its pages again, since that was looked at.
@@ -52,9 +49,7 @@ impl Shell {
             bodies: Vec::new(),
             events: VecDeque::new(),
             replies: Vec::new(),
-            places: BTreeMap::new(),
-            last_stamp: 0,
-            packed: Vec::new(),
+            in_place: InPlace::default(),
             pieces: Vec::new(),
             caught_up: false,
             joined: Vec::new(),
@@ -98,32 +93,15 @@ impl Shell {
     }
 
     /// The client's machine and the bodies, to fill these while it cuts pages up.
-    pub fn parts(&mut self) -> (&mut Client, &mut Vec<Body>, &mut BTreeMap<PoolRegion, Places>) {
-        (&mut self.client, &mut self.bodies, &mut self.places)
+    pub fn parts(&mut self) -> (&mut Client, &mut Vec<Body>, &mut InPlace) {
+        (&mut self.client, &mut self.bodies, &mut self.in_place)
     }
-
-    // --- Pages that are read where they lie ------------------------------------------------------------------------
 
     /// What the answers to a request for pages, or to a store, are noted under; `None`: there is no server whose
     /// memory can be read.
     pub fn stamp(&mut self, region: PoolRegion, opcode: Opcode) -> Option<(PoolRegion, Stamp)> {
-        if self.servers.iter().all(|server| server.frames.is_none()) {
-            return None;
-        }
-        if opcode == Opcode::Put {
-            self.last_stamp = self.last_stamp.wrapping_add(1);
-        }
-        Some((region, Stamp(self.last_stamp)))
-    }
-
-    pub fn discarded(&mut self, region: PoolRegion, extent: Extent) {
-        if let Some(places) = self.places.get_mut(&region) {
-            places.discarded(extent);
-        }
-    }
-
-    pub fn forget_places(&mut self, region: PoolRegion) {
-        self.places.remove(&region);
+        let any = self.servers.iter().any(|server| server.frames.is_some());
+        any.then(|| (region, self.in_place.stamp(opcode == Opcode::Put)))
     }
 
     /// Copies all these pages out of the servers' memory. False: they have to be asked for.
@@ -131,47 +109,8 @@ impl Shell {
     /// # Safety
     /// As [`super::Pool::fetch`].
     pub unsafe fn read_in_place(&mut self, region: PoolRegion, extents: &[Extent], dst: *mut u8) -> bool {
-        let Some(places) = self.places.get_mut(&region) else { return false };
-        let pages = || extents.iter().flat_map(Extent::pages);
-        let is_known = |page| {
-            places.known(page).is_some_and(|known| self.servers[known.server.as_usize()].frames.is_some())
-        };
-        if !pages().all(is_known) {
-            return false;
-        }
-        for (page, at) in pages().zip((0..).step_by(OS_PAGE_BYTES)) {
-            let known = places.known(page).expect("seen above");
-            let server = &mut self.servers[known.server.as_usize()];
-            let frames = server.frames.as_ref().expect("seen above");
-            // SAFETY: the caller's promise; a page is within what was promised.
-            if !unsafe { frames.read(&known, dst.wrapping_add(at), &mut self.packed) } {
-                places.missed(page, known);
-                return false;
-            }
-            server.stats.in_place_pages += 1;
-        }
-        true
-    }
-
-    /// A request for pages has been answered.
-    fn note_fetched(&mut self, index: usize, request: RequestId) {
-        let (server, body) = (&self.servers[index], &self.bodies[request.0 as usize]);
-        let Some((region, _)) = body.of.filter(|_| server.frames.is_some()) else { return };
-        let places = self.places.entry(region).or_default();
-        for (page, (place, crc)) in body.indices().zip(server.told()) {
-            places.fetched(page, Known { server: server.index, place, crc });
-        }
-    }
-
-    /// A store has been answered.
-    fn note_stored(&mut self, server: ServerIndex, request: RequestId) {
-        let body = &self.bodies[request.0 as usize];
-        let Some((region, stamp)) = body.of else { return };
-        let Some(places) = self.places.get_mut(&region) else { return };
-        let told = self.servers[server.as_usize()].stored_at(body.pages() as usize);
-        for ((page, place), crc) in body.indices().zip(told).zip(&body.crcs) {
-            places.stored(stamp, page, Known { server, place: *place, crc: *crc });
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.in_place.read(&mut self.servers, region, extents, dst) }
     }
 
     pub fn submit(&mut self, id: RequestId, ask: Ask, now: Instant) {
@@ -382,7 +321,7 @@ impl Shell {
         let waited = self.time(now) - of.made_at;
         let damaged = self.servers[index].check(of, &mut self.bodies[request.0 as usize]);
         if damaged.is_none() {
-            self.note_fetched(index, request);
+            self.in_place.fetched(&self.servers[index], &self.bodies[request.0 as usize]);
             let of = self.client.request(request);
             let (demand, pages) = (of.ask.class == Class::Demand, self.bodies[request.0 as usize].pages());
             let stats = &mut self.servers[index].stats;
@@ -398,7 +337,7 @@ impl Shell {
         let server = &mut self.servers[link.server.as_usize()];
         let header = server.head.expect("a head was told of");
         if header.opcode == Opcode::Put && header.status == Status::Ok {
-            return self.note_stored(link.server, request);
+            return self.in_place.stored(server, &self.bodies[request.0 as usize]);
         }
         let body = &mut self.bodies[request.0 as usize];
         let of = self.client.request(request);
@@ -564,7 +503,7 @@ impl Shell {
         (of.lost, of.is_away, of.is_renewed) = (None, true, true);
         let server = of.index;
         // Where pages lay there, others lie.
-        self.places.values_mut().for_each(|places| places.forget(server));
+        self.in_place.lost(server);
         self.hear(now, Input::Renew { server });
     }
 
