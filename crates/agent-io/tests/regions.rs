@@ -17,11 +17,11 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-use rampool::backing::memory::MemoryBacking;
-use rampool::fault::FaultModeChoice;
-use rampool::pager::Waiting;
-use rampool::region::{PagedConfig, PagedMemory, Region};
 use rampool_kernel::probe::{Capabilities, NEEDED};
+use rampool_pager::backing::memory::MemoryBacking;
+use rampool_pager::fault::FaultModeChoice;
+use rampool_pager::pager::Waiting;
+use rampool_pager::region::{PagedConfig, PagedMemory, Region};
 use rampool_testing::skip;
 use words::{mix, word};
 

@@ -1,14 +1,12 @@
 //! The RAM of many machines, as one pool: what a program uses.
 //!
 //! ```text
-//!   builder    from a list of servers to memory, by named options
-//!      |-- region, backing, pager, fault, system_calls    the paged view                    (crate `pager`)
-//!      |-- pool, direct, error, stats                     the client of memory servers      (crate `client`)
-//!      |-- values                                           keys to bytes in the pool         (crate `client`)
-//!      |-- transport, key, registration                   how frames move                   (crate `net`)
-//!   server, store      lends this machine's memory                                          (crate `server`)
-//!   shared             one address range for the processes of a parallel program            (crate `shared`)
-//!   proto              layouts, units, elements: the values in the calls above              (crates `wire`, `pinning`)
+//!   builder                       from a list of servers to memory, by named options
+//!      |-- region                 memory that is paged
+//!      |-- pool, direct, values   memory by put and get; what a pool is made of; keys to bytes
+//!      |-- error, stats, key, transport, proto    the values in these calls
+//!   shared                        one address range for the processes of a parallel program
+//!   server                        lends this machine's memory
 //! ```
 //!
 //! This crate holds [`Builder`] and nothing else of its own: it names what the inner crates offer to
@@ -19,15 +17,25 @@ pub mod builder;
 
 pub use builder::Builder;
 pub use rampool_client::{direct, error, pool, stats, values};
-pub use rampool_net::{DEFAULT_PORT, key, registration, transport};
-pub use rampool_pager::{backing, fault, pager, region, system_calls};
+pub use rampool_net::{DEFAULT_PORT, key};
 pub use rampool_server as server;
-pub use rampool_server::store;
 pub use rampool_shared as shared;
+
+/// Memory that is paged: an address range, of which pages leave for the servers and come back.
+pub mod region {
+    pub use rampool_pager::fault::FaultModeChoice;
+    pub use rampool_pager::region::{
+        AdviseError, AllocError, HandOverError, HandedOver, PagedError, PagedMemory, Region, RegionAdvice,
+    };
+}
+
+/// Where servers are, and how they are reached.
+pub mod transport {
+    pub use rampool_net::transport::{Endpoint, SameHost};
+}
 
 /// The values that calls take and give.
 pub mod proto {
-    pub use rampool_pinning as registration;
     pub use rampool_wire::{elements, layout, session, units};
 }
 

@@ -11,12 +11,12 @@ use rampool::Builder;
 use rampool::builder::OpenError;
 use rampool::direct::{Direct, DirectError};
 use rampool::error::PoolError;
-use rampool::fault::FaultModeChoice;
 use rampool::pool::{Copies, PoolConfig};
 use rampool::proto::units::ByteLen;
 use rampool::region::{HandedOver, PagedMemory, Region};
 use rampool::server::{Server, ServerConfig};
 use rampool_kernel::probe::{Capabilities, NEEDED};
+use rampool_pager::fault::FaultModeChoice;
 use rampool_testing::skip;
 use words::{mix, word};
 

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rampool::direct::{Direct, DirectError};
-use rampool::fault::FaultModeChoice;
-use rampool::pager::Waiting;
 use rampool::pool::{Pool, PoolConfig, RegionTicket, ServerSpec};
 use rampool::proto::layout::Layout;
 use rampool::proto::units::ByteLen;
-use rampool::region::{HandOverError, HandedOver, PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool_kernel::probe::{Capabilities, NEEDED};
+use rampool_pager::fault::FaultModeChoice;
+use rampool_pager::pager::Waiting;
+use rampool_pager::region::{HandOverError, HandedOver, PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool_testing::skip;
 
 const MIB: usize = 1 << 20;

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool::backing::memory::MemoryBacking;
-use rampool::backing::{Backing, BackingEvent};
-use rampool::fault::FaultModeChoice;
-use rampool::pager::Waiting;
 use rampool::proto::units::Extent;
-use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool_kernel::probe::{Capabilities, FaultMode, NEEDED};
+use rampool_pager::backing::memory::MemoryBacking;
+use rampool_pager::backing::{Backing, BackingEvent};
+use rampool_pager::fault::FaultModeChoice;
+use rampool_pager::pager::Waiting;
+use rampool_pager::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool_testing::skip;
 use words::{mix, word};
 

@@ -7,11 +7,11 @@ mod words;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rampool::backing::memory::MemoryBacking;
-use rampool::fault::FaultModeChoice;
-use rampool::pager::Waiting;
-use rampool::region::{PagedConfig, PagedMemory};
 use rampool_kernel::probe::{Capabilities, NEEDED};
+use rampool_pager::backing::memory::MemoryBacking;
+use rampool_pager::fault::FaultModeChoice;
+use rampool_pager::pager::Waiting;
+use rampool_pager::region::{PagedConfig, PagedMemory};
 use rampool_testing::skip;
 use words::{mix, word};
 

@@ -3,7 +3,7 @@
 use super::*;
 use rampool::direct::{Direct, DirectError, DirectRegion, Exposed, Rights};
 use rampool::proto::layout::{Layout, LayoutError};
-use rampool::transport::{Endpoint, SameHost};
+use rampool_net::transport::{Endpoint, SameHost};
 use std::path::Path;
 
 fn at(dir: &Path, name: &str) -> ServerConfig {

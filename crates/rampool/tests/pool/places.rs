@@ -2,7 +2,7 @@
 
 use super::*;
 use rampool::direct::Direct;
-use rampool::transport::{Endpoint, SameHost};
+use rampool_net::transport::{Endpoint, SameHost};
 use std::path::Path;
 
 fn open_at(dir: &Path, store: StoreKind) -> RunningServer {

@@ -2,7 +2,7 @@
 
 use super::*;
 use rampool::direct::Direct;
-use rampool::transport::{Endpoint, Means, SameHost};
+use rampool_net::transport::{Endpoint, Means, SameHost};
 use std::path::Path;
 
 fn at(dir: &Path, name: &str) -> ServerConfig {

@@ -5,13 +5,13 @@ use super::{MIB, config, serve, server_config};
 use rampool::direct::{Direct, DirectError, DirectRegion, Kept};
 use rampool::key::Key;
 use rampool::proto::layout::Layout;
-use rampool::proto::registration::path::{BELIEVED, NoZeroCopy, Wish};
 use rampool::proto::session::Encryption;
 use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool::server::{RunningServer, Server};
 use rampool_kernel::memory::{Advice, Mapping, advise};
 use rampool_kernel::ring::Ring;
 use rampool_kernel::uffd::{Features, Scope, Uffd};
+use rampool_pinning::path::{BELIEVED, NoZeroCopy, Wish};
 use rampool_testing::skip;
 
 /// Whether this kernel lets us have a ring.
@@ -195,7 +195,7 @@ fn where_it_cannot_pay_or_work_everything_is_copied_and_the_reason_is_known() {
     // A Unix socket cannot: it is found out with the first large put, which arrives by a copy.
     let directory = tempfile::tempdir().unwrap();
     let mut unix = server_config(64 * MIB);
-    unix.listen = vec![rampool::transport::Endpoint::Unix(directory.path().join("socket"))];
+    unix.listen = vec![rampool_net::transport::Endpoint::Unix(directory.path().join("socket"))];
     let unix_server = Server::start(unix).unwrap();
     let mut unix = config(&[&unix_server], 4 * MIB);
     unix.zero_copy = Some(Wish::From(1));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use rampool::region::Region;
+use rampool_pager::region::Region;
 
 pub fn word(region: &Region, index: usize) -> &AtomicU64 {
     assert!(index * 8 < region.len());
