@@ -31,10 +31,12 @@ use super::stats::SharedStats;
 use super::watch::{Ready, Watch};
 use rampool_net::transport::Means;
 use relink::{Link, Links};
+use waiters::{Waiters, Wake};
 pub(super) use waits::Waiting;
 use waits::{Inquiry, Thread};
 
 mod relink;
+mod waiters;
 mod waits;
 
 /// The result of a thread's wait.
@@ -140,18 +142,9 @@ pub(super) struct Host {
     nearby: Vec<Rank>,
     sockets: bool,
     datagrams: Option<Datagrams>,
-    /// Threads of the program that poll the connections themselves.
-    lookers: usize,
-    /// The one of them that sleeps on the connections.
-    sleeper: Option<ThreadId>,
-    /// It has been told that its wait is over.
-    nudged: bool,
-    /// The service thread sleeps, or is about to.
-    service_sleeps: bool,
-    /// Messages on connections wake the service thread.
-    wakes_service: bool,
-    /// They would, but while a thread polls, the connections may be [quiet](Line::set_quiet): there are few
-    /// of them, so that is cheaper than changing the service thread's epoll set.
+    waiters: Waiters,
+    /// While a thread looks for messages, the connections may be [quiet](Line::set_quiet): there are few of
+    /// them, so that is cheaper than changing the service thread's epoll set.
     may_be_quiet: bool,
     /// Messages queued since connections were last flushed.
     unsent: Unsent,
@@ -181,10 +174,6 @@ pub(super) struct Host {
     leaving: Leaving,
     /// `aurc`, `auto`: when to offer idle time next, and how long to wait after that.
     offer: Option<(Instant, Duration)>,
-    /// The service thread has to look again: something was left to do, or is due before its planned time.
-    needs_service: bool,
-    /// When it looks by itself.
-    planned: Instant,
     /// When memory servers last heard from this rank for no other reason.
     servers_heard: Instant,
     /// The budget of shared pages.
@@ -317,11 +306,7 @@ impl Host {
             nearby,
             sockets,
             datagrams,
-            lookers: 0,
-            sleeper: None,
-            nudged: false,
-            service_sleeps: false,
-            wakes_service: true,
+            waiters: Waiters::new(now),
             may_be_quiet,
             unsent: Unsent::Nothing,
             came: now,
@@ -343,8 +328,6 @@ impl Host {
             stopped: None,
             leaving: Leaving::No,
             offer: None,
-            needs_service: false,
-            planned: now,
             servers_heard: now,
             local_bytes: config.local_bytes,
             account,
@@ -426,7 +409,7 @@ impl Host {
         self.account.conclude(self.engine.stats());
         self.leaving = Leaving::Wanted(thread);
         self.look_for_end();
-        self.needs_service = true;
+        self.waiters.need_service();
     }
 
     /// Whether operations are possible at all.
@@ -456,8 +439,7 @@ impl Host {
 
     /// Handles everything that is ready, and plans the next wait.
     pub fn serve(&mut self, ready: &Ready, plan: &mut Plan) {
-        self.needs_service = false;
-        self.service_sleeps = false;
+        self.waiters.service_serves();
         let now = Instant::now();
         if ready.faults {
             self.take_faults(now);
@@ -490,8 +472,7 @@ impl Host {
 
     /// A thread polls for messages from now on, so they wake no other thread.
     pub fn begin_to_look(&mut self) {
-        self.lookers += 1;
-        if !self.sockets || !self.wakes_service {
+        if !self.waiters.begin_to_look() || !self.sockets {
             return;
         }
         if self.may_be_quiet {
@@ -504,17 +485,16 @@ impl Host {
     }
 
     fn wake_service(&mut self, yes: bool) {
-        if self.wakes_service != yes {
-            self.wakes_service = yes;
+        if self.waiters.wake_service(yes) {
             self.watch.set_lines(yes);
         }
     }
 
     /// It stops polling.
     pub fn end_looking(&mut self) {
-        self.lookers -= 1;
+        let was_last = self.waiters.end_looking();
         self.flush();
-        if self.lookers == 0 {
+        if was_last {
             self.wake_service(true);
         }
     }
@@ -586,7 +566,7 @@ impl Host {
     /// loses what it has sent last.
     fn may_stay(&self) -> Stay {
         match self.leaving {
-            _ if self.lookers == 0 => Stay::Nothing,
+            _ if !self.waiters.look() => Stay::Nothing,
             Leaving::No if self.may_be_quiet => Stay::Little,
             Leaving::No => Stay::BehindUnanswered,
             _ => Stay::Nothing,
@@ -595,10 +575,9 @@ impl Host {
 
     /// This thread sleeps on the connections. False: another one does.
     pub fn begin_to_sleep(&mut self, thread: ThreadId) -> bool {
-        let is_free = self.sleeper.is_none();
+        let is_free = self.waiters.begin_to_sleep(thread);
         if is_free {
             self.flush();
-            self.sleeper = Some(thread);
             self.wake_service(false);
         }
         is_free
@@ -606,8 +585,7 @@ impl Host {
 
     /// It no longer does so.
     pub fn end_sleeping(&mut self) {
-        self.sleeper = None;
-        if std::mem::take(&mut self.nudged) {
+        if self.waiters.end_sleeping() {
             self.watch.end_nudge();
         }
     }
@@ -619,14 +597,14 @@ impl Host {
 
     /// The service thread is about to sleep.
     pub fn let_service_sleep(&mut self) {
-        self.service_sleeps = true;
+        self.waiters.service_sleeps();
     }
 
     /// A thread that had the lock has used shared memory as one that is awake, so peers no longer ring its
     /// doorbell. If a thread of this rank sleeps, the peers are told so again; anything they sent in between
     /// wakes it. So does anything that arrives over sockets.
     pub fn tell_of_sleepers(&mut self) {
-        if self.sleeper.is_none() && (self.lookers > 0 || !self.service_sleeps) {
+        if !self.waiters.rely_on_rings() {
             return;
         }
         if self.may_be_quiet {
@@ -640,11 +618,10 @@ impl Host {
                 something |= !peer.line.may_sleep();
             }
         }
-        if something && self.sleeper.is_none() {
-            self.watch.ring();
-        } else if something && !self.nudged {
-            self.nudged = true;
-            self.watch.nudge();
+        match if something { self.waiters.something_came() } else { Wake::Nobody } {
+            Wake::Nobody => {}
+            Wake::Service => self.watch.ring(),
+            Wake::Sleeper => self.watch.nudge(),
         }
     }
 
@@ -652,8 +629,7 @@ impl Host {
     fn complete(&mut self, thread: ThreadId, outcome: Outcome) {
         self.threads[usize::from(thread.0)].slot.complete(outcome);
         self.forget_inquiry_of(thread);
-        if self.sleeper == Some(thread) {
-            self.nudged = true;
+        if self.waiters.is_over(thread) {
             self.watch.nudge();
         }
     }
@@ -883,7 +859,7 @@ impl Host {
             until = until.min(due);
         }
         plan.until = if self.unsent == Unsent::CanWait { now } else { until };
-        self.planned = until;
+        self.waiters.plan(until);
         // A thread that has just waited for a page often wants the next one.
         plan.urgent = self.is_urgent(now);
         plan.stop = self.leaving == Leaving::Done;
@@ -1094,20 +1070,17 @@ impl Host {
 
     /// The service thread has something to do at `due`.
     fn expect(&mut self, due: Instant) {
-        if due < self.planned {
-            self.planned = due;
-            self.needs_service = true;
-        }
+        self.waiters.expect(due);
     }
 
     /// Whether the service thread has work that it does not poll for.
     pub fn needs_service(&self) -> bool {
-        self.needs_service
+        self.waiters.needs_service()
     }
 
     /// Whether to wake the service thread. True once.
     pub fn wants_service(&mut self) -> bool {
-        std::mem::take(&mut self.needs_service)
+        self.waiters.wants_service()
     }
 
     fn tell(&mut self, to: Rank, control: &Control) {
@@ -1165,7 +1138,7 @@ impl Host {
         }
         if matches!(region.protocol, ProtocolKind::Aurc | ProtocolKind::Auto) && self.offer.is_none() {
             self.offer = Some((Instant::now(), OFFER_LEAST));
-            self.needs_service = true;
+            self.waiters.need_service();
         }
         true
     }
@@ -1276,7 +1249,7 @@ impl Host {
                 self.leaving = Leaving::Done;
                 self.links.end();
                 // It ends.
-                self.needs_service = true;
+                self.waiters.need_service();
                 self.memory.close();
                 self.account.write();
                 self.complete(thread, Outcome::Finished);

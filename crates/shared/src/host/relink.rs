@@ -91,7 +91,7 @@ impl Host {
         link.relink.cut(now_us, until_us);
         // The service thread continues with it.
         self.expect(now);
-        self.needs_service = true;
+        self.waiters.need_service();
         true
     }
 
@@ -273,7 +273,7 @@ impl Host {
         self.look_after_links(now);
         self.look_for_end();
         self.flush();
-        self.needs_service = true;
+        self.waiters.need_service();
     }
 }
 
