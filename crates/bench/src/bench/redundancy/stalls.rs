@@ -138,13 +138,13 @@ impl Refills {
 }
 
 /// The servers, and a client of them.
-struct Cluster<'a> {
+pub(super) struct Cluster<'a> {
     servers: Servers<'a>,
     reader: Reader,
 }
 
 impl<'a> Cluster<'a> {
-    fn start(place: &'a Place<'a>, bytes: usize) -> Result<Self> {
+    pub fn start(place: &'a Place<'a>, bytes: usize) -> Result<Self> {
         let mut servers = Servers { place, bytes, addresses: Vec::new(), running: Vec::new() };
         for _ in 0..SERVERS {
             let server = servers.serve(&format!("{}:0", place.host))?;
@@ -152,6 +152,19 @@ impl<'a> Cluster<'a> {
             servers.running.push(Some(server));
         }
         let reader = Reader::start(&servers, random_bytes(1, bytes))?;
+        Ok(Self { servers, reader })
+    }
+
+    pub fn address(&self, server: usize) -> &str {
+        &self.servers.addresses[server]
+    }
+
+    /// The same servers, one of which is reached by another address.
+    pub fn by(self, server: usize, address: String) -> Result<Self> {
+        let Self { mut servers, mut reader } = self;
+        servers.addresses[server] = address;
+        reader.pool.close();
+        let reader = Reader::start(&servers, reader.content)?;
         Ok(Self { servers, reader })
     }
 
@@ -226,7 +239,7 @@ impl<'a> Cluster<'a> {
 
     /// Reads for so long, then goes on while something is done, and for as long after that, and until what
     /// the client has heard is `enough`.
-    fn read_while(
+    pub fn read_while(
         &mut self,
         length: Duration,
         enough: impl Fn(&Heard) -> bool + Sync,
@@ -258,7 +271,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-struct Servers<'a> {
+pub(super) struct Servers<'a> {
     place: &'a Place<'a>,
     bytes: usize,
     addresses: Vec<String>,
@@ -304,7 +317,7 @@ impl Servers<'_> {
 }
 
 /// What each read took, and when it ended.
-struct Reads {
+pub(super) struct Reads {
     all: Vec<(Instant, Duration)>,
     /// When the reader was disturbed.
     at: Instant,
@@ -316,11 +329,15 @@ impl Reads {
         self.all.iter().filter(|(at, _)| are_meant(*at)).map(|(_, took)| *took).collect()
     }
 
+    pub fn all(&self) -> Vec<Duration> {
+        self.those(|_| true)
+    }
+
     fn before(&self) -> Vec<Duration> {
         self.those(|at| at <= self.at)
     }
 
-    fn after(&self) -> Vec<Duration> {
+    pub fn after(&self) -> Vec<Duration> {
         self.those(|at| at > self.at)
     }
 
@@ -336,7 +353,7 @@ fn longest_ms(reads: &[Duration]) -> f64 {
 }
 
 /// What this share of the reads, in per cent, took no longer than.
-fn us(mut reads: Vec<Duration>, share: usize) -> f64 {
+pub(super) fn us(mut reads: Vec<Duration>, share: usize) -> f64 {
     reads.sort_unstable();
     let last = reads.len().saturating_sub(1);
     reads.get(last * share / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
@@ -344,7 +361,7 @@ fn us(mut reads: Vec<Duration>, share: usize) -> f64 {
 
 /// When the client heard what of the server that was disturbed.
 #[derive(Default)]
-struct Heard {
+pub(super) struct Heard {
     lost: Option<Instant>,
     returned: Option<Instant>,
     whole: Option<Instant>,
@@ -438,9 +455,11 @@ impl Reader {
         }
     }
 
+    /// And what lies elsewhere meanwhile is dropped.
     fn wait_until_well(&mut self) -> Result<()> {
+        let is_well = |server: &ServerStats| server.state == ServerState::Well && server.left_pages == 0;
         let began = Instant::now();
-        while !self.pool.stats().servers.iter().all(|server| server.state == ServerState::Well) {
+        while !self.pool.stats().servers.iter().all(is_well) {
             ensure!(began.elapsed() < WATCHDOG, "the server is not used again within {WATCHDOG:?}");
             self.hear(&mut Heard::default())?;
         }
