@@ -89,7 +89,9 @@ FOLLOWS = {
     "sequential": r".*: share that .*|(?!.* / )(.*least.*|(plain|unpaced) TCP stream)",
     "miss": r".*(private store|Unix socket|TCP): a miss.*",
     "redundancy": r"a reader.*, one of three servers is [a-z]+|a read, p50, one .*|.*plain stores to it"
-    r"|.*a read, p99, while it .*|a miss, two copies, .*|(?!.* / ).*: (one copy|two copies)",
+    r"|.*a read, p99, while it .*|a read, (p99|mean), one of .*"
+    r"|a miss, (two copies|one server and a disk), .*"
+    r"|(?!.* / ).*: (one copy|two copies|rampool( with a backup)?)",
     "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*`rampool run`.*"
     r"|.*, to disk|PyTorch step, (save_on_cpu.*|offload: peak)",
     "server": r".*: load generator.*|(same host, )?reads a second: .* / (redis, over .*|the same .*)"

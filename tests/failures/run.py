@@ -457,6 +457,32 @@ def all_servers_are_drained_in_turn(world, scale):
 
 
 @suite.test()
+def each_server_in_turn_is_slow(world, scale):
+    """By 50 ms, under threads and forks, every byte checked. Longer until the last one is within the run."""
+    for number in scale.pick((2, 3, 5), (3,)):
+        steps = scale.pick(20000, 4000)
+        for _ in range(5):
+            proxies = [Proxy(server.address) for server in lent(world, number)]
+            running = tortured(world, scale, [proxy.address for proxy in proxies], steps, scale.pick(120, 40))
+            for proxy in proxies:
+                time.sleep(1)
+                proxy.delay_s, proxy.mode = 0.05, "slow"
+                time.sleep(2)
+                proxy.mode = "pass"
+            in_time = not running.ended()
+            outcome = running.finish(900)
+            right = outcome.code == 0 and outcome.faults() > 0 and " is lost" not in outcome.err
+            check(right, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
+            scale.note(f"{number} servers, {steps} steps: {outcome.wall:.1f} s, in time: {in_time}")
+            for proxy in proxies:
+                proxy.close()
+            if in_time:
+                break
+            steps *= 3
+        check(in_time, f"{number} servers: the program always ended before the last one")
+
+
+@suite.test()
 def a_third_server_takes_the_place_of_a_lost_one(world, scale):
     """And gives it back. Then any one may be lost, two of three in all."""
     for how in scale.pick(("killed", "stopped"), ("killed",)):

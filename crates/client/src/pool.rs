@@ -1307,6 +1307,7 @@ impl Pool {
                 ServerStats {
                     state,
                     missed_pages,
+                    left_pages: self.shell.client.left_pages(server.index),
                     name: server.name.clone(),
                     alive: !lost,
                     means: server.link.as_ref().map(Link::means),

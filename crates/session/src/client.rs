@@ -9,7 +9,8 @@ use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::copies::{Copies, HandedOver, History, Piece, Region, Step, sources};
-use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
+use crate::hedge::Budget;
+use crate::io::{Ask, Class, Input, LinkId, Lost, OpId, Output, RequestId, Time};
 use crate::rule::Rule;
 use crate::session::{DEADLINES, Session};
 use crate::work::{Orphaned, Request, Work};
@@ -31,6 +32,7 @@ pub struct Client {
     /// page and how many.
     open: Vec<Option<(RequestId, PageIndex, u32)>>,
     copies: Copies,
+    budget: Budget,
     /// Since when each server is away.
     away: Vec<Option<Time>>,
     /// An operation is being cut up: holders stay.
@@ -660,21 +662,20 @@ impl Client {
         fill: &mut impl FnMut(Fill),
     ) {
         let Pages { of, op, opcode, class, .. } = pages;
+        let probes = self.may_probe(holders, pages, count);
         let takes = |server: ServerIndex| match opcode {
             Opcode::Get => self.has(server, of, id),
             _ => self.sessions[server.as_usize()].takes_part() && self.name(of, server).0 != 0,
         };
-        let is_well = |server: ServerIndex| self.sessions[server.as_usize()].is_well();
-        let (first_at, other) = match holders.copy {
-            // What both have comes from the one that is well.
-            Some(copy)
-                if takes(copy)
-                    && (!takes(holders.home)
-                        || opcode == Opcode::Get && is_well(copy) && !is_well(holders.home)) =>
-            {
-                (copy, Some(holders.home))
-            }
-            copy => (holders.home, copy),
+        let at_copy = match holders.copy {
+            Some(copy) if takes(copy) && !takes(holders.home) => true,
+            // What both have comes from the one that answers in time.
+            Some(copy) if takes(copy) && opcode == Opcode::Get => self.prefers(copy, holders.home, probes),
+            _ => false,
+        };
+        let (first_at, other) = match holders.copy.filter(|_| at_copy) {
+            Some(copy) => (copy, Some(holders.home)),
+            None => (holders.home, holders.copy),
         };
         let ask = |server: ServerIndex, other: Option<ServerIndex>| Ask {
             class,
@@ -721,6 +722,23 @@ impl Client {
             self.submit(id, one);
         }
         self.settle();
+    }
+
+    /// A read is made of what these hold. Whether it may begin at a server that is slow.
+    fn may_probe(&mut self, holders: Holders, pages: Pages, count: u32) -> bool {
+        if holders.copy.is_none() || (pages.opcode, pages.class) != (Opcode::Get, Class::Demand) {
+            return false;
+        }
+        self.budget.earn();
+        let home = &self.sessions[holders.home.as_usize()];
+        let is_probed = home.promptness.is_slow() && self.work.rules.keep(Rule::SlowIsProbed);
+        is_probed && self.budget.probes() && home.takes_at_once(u64::from(count) * OS_PAGE_BYTES as u64)
+    }
+
+    /// Whether the copy is read instead of the home. `probes`: also where the home is slow.
+    fn prefers(&self, copy: ServerIndex, home: ServerIndex, probes: bool) -> bool {
+        let of = |server: ServerIndex| self.sessions[server.as_usize()].preference(&self.work);
+        of(copy) > of(home) && !probes
     }
 
     /// Whether the server is there and has what the request is for.
@@ -1100,7 +1118,11 @@ impl Client {
                     work.get_mut(id).departed = true;
                 }
             }
-            Input::Head { link, header } => sessions[link.server.as_usize()].head(work, link, &header, now),
+            Input::Head { link, header } => {
+                if let Some(id) = sessions[link.server.as_usize()].head(work, link, &header, now) {
+                    self.answers(link, id, header.request);
+                }
+            }
             Input::Body { link, request, damaged } => {
                 sessions[link.server.as_usize()].body(work, link, request, damaged, now);
             }
@@ -1149,7 +1171,66 @@ impl Client {
                 // Before the next one: it may have become the only one that has some pages.
                 self.settle();
             }
+            self.hedge();
             self.begin_pieces();
+        }
+    }
+
+    /// The server answers first what went elsewhere when it had this number.
+    fn answers(&mut self, link: LinkId, id: RequestId, before: u64) {
+        let Ask { server, of, .. } = self.work.get(id).ask;
+        self.sessions[server.as_usize()].moves(&self.work, id);
+        self.work.get_mut(id).ask.other = Some(link.server);
+        self.work.belongs_to_other(id, self.name(of, link.server));
+        self.sessions[link.server.as_usize()].answers(&mut self.work, link, id, before);
+    }
+
+    /// When the oldest read at a server turns to another one, if it can.
+    fn turns_at(&self, server: ServerIndex) -> Option<(RequestId, ServerIndex, Time)> {
+        let (id, sent) = self.sessions[server.as_usize()].oldest_read(&self.work)?;
+        let patience = self.sessions[server.as_usize()].promptness.patience()?;
+        Some((id, self.work.get(id).ask.other?, sent + patience))
+    }
+
+    /// Reads that take longer than nearly all others turn to the other holder, while that may cost something.
+    fn hedge(&mut self) {
+        if !self.copies.tracked {
+            return;
+        }
+        self.compare();
+        if !self.work.rules.keep(Rule::HedgesLateReads) {
+            return;
+        }
+        for server in self.servers() {
+            while let Some((id, other, at)) = self.turns_at(server)
+                && self.now >= at
+            {
+                self.sessions[server.as_usize()].forget_reads(&self.work, id);
+                let may = self.budget.is_enough() || !self.work.rules.keep(Rule::HedgesFewReads);
+                let of = self.work.get(id).ask.of;
+                let is_slow = |of: ServerIndex| self.sessions[of.as_usize()].promptness.is_slow();
+                let pays = !(is_slow(server) && is_slow(other));
+                if may && pays && self.has_still(other, of, id, true) {
+                    self.budget.spend();
+                    self.work.get_mut(id).turned = true;
+                    self.settle_orphan(id, Orphaned::Away);
+                }
+            }
+        }
+        self.settle();
+    }
+
+    /// Tells each server how prompt the fastest other one is.
+    fn compare(&mut self) {
+        let usual = |(index, of): (usize, &Session)| {
+            let usual = of.promptness.usual().filter(|_| of.takes_part());
+            usual.map(|usual| (usual, index))
+        };
+        let all = || self.sessions.iter().enumerate().filter_map(usual);
+        let Some((fastest, at)) = all().min() else { return };
+        let next = all().filter(|(_, index)| *index != at).map(|(usual, _)| usual).min();
+        for (index, session) in self.sessions.iter_mut().enumerate() {
+            session.promptness.compare(if index == at { next } else { Some(fastest) });
         }
     }
 
@@ -1184,7 +1265,9 @@ impl Client {
         let soonest = soonest.chain(passes.filter(|_| self.work.rules.keep(Rule::CatchUp)));
         let leaves = self.sessions.iter().filter(|session| session.is_draining() && !session.leaves());
         let soonest = soonest.chain(leaves.filter_map(|session| session.settled_at(self.now)));
-        let soonest = soonest.chain(self.rebuild_at()).min();
+        let hedges = self.work.rules.keep(Rule::HedgesLateReads);
+        let turns = self.servers().filter(|_| hedges).filter_map(|of| self.turns_at(of));
+        let soonest = soonest.chain(self.rebuild_at()).chain(turns.map(|(.., at)| at)).min();
         // What has arrived and was not looked at does not wait.
         soonest.map(|due| if due == Time(0) { due } else { due.max(self.check_at) })
     }

@@ -239,7 +239,8 @@ pub enum Output {
     /// The server is lost for good. `during`: what it was asked for longest; none: nothing. `spare`: every page that it
     /// held has another holder that is there. What that has missed is gone.
     Lost { server: ServerIndex, during: Option<What>, reason: Lost, spare: bool },
-    /// This request for pages goes to another of their holders. What comes of it from the first one has no place.
+    /// This request for pages goes to another of their holders. The first one may still answer it before that does:
+    /// [`Output::Receive`] names who does.
     Moved { request: RequestId, from: ServerIndex },
     /// The machine makes this request itself ([`Ask::piece`]): its body is these pages, in the memory of the piece; or
     /// nothing, if there are none.

@@ -72,7 +72,7 @@
 //! silence, breaks) is in [`Session`] alone; what follows for a page with two holders is in `Client::settle` alone.
 //!
 //! ```text
-//!   Well        up, and not suspected
+//!   Well        up, and not suspected; it may be slow (`hedge.rs`)
 //!     -> Suspect   silent for 20 ms, or 4 times as long as late answers took        fetches go to the other holder,
 //!     -> Away      the connection is broken                                         stores wait
 //!   Suspect, Away
@@ -99,7 +99,8 @@
 //! A store is a request to each holder, and ends with the last answer. So what is acknowledged lies at every holder that
 //! has not missed it, and any of them may be read. A suspected server is waited for: its connection still reads the
 //! store's memory, which cannot be used again before that is closed. A fetch is a request to one holder; one that moves
-//! has a new number, and an answer to the old one is dropped ([`Output::Drop`]). An operation fails with the last holder
+//! has a new number. An answer to the old one counts if it comes first: then the fetch is that server's again, under
+//! a third number; if not, it is dropped ([`Output::Drop`]). An operation fails with the last holder
 //! of one of its pages. The client's own pauses do not count as a server's silence.
 //!
 //! # Servers that are out
@@ -129,6 +130,7 @@
 
 mod client;
 mod copies;
+mod hedge;
 mod io;
 mod pace;
 mod places;

@@ -123,14 +123,14 @@ impl Pace {
 /// What ninety-nine of a hundred take no longer than: a longer one takes it up by ninety-nine steps, any
 /// other down by one. A step is a part of it, at first a larger one.
 #[derive(Debug, Default)]
-struct Usual {
+pub(crate) struct Usual {
     ns: f64,
     count: u32,
 }
 
 impl Usual {
     #[inline]
-    fn add(&mut self, took: Duration) {
+    pub fn add(&mut self, took: Duration) {
         let ns = took.as_secs_f64() * 1e9;
         if self.count == 0 {
             self.ns = ns;
@@ -140,7 +140,7 @@ impl Usual {
         self.ns *= if ns > self.ns { 1.0 + 99.0 * step } else { 1.0 - step };
     }
 
-    fn known(&self) -> Option<Duration> {
+    pub fn known(&self) -> Option<Duration> {
         (self.count >= ENOUGH).then(|| Duration::from_secs_f64(self.ns / 1e9))
     }
 }

@@ -185,10 +185,20 @@ pub enum Rule {
     VoidWhereHoldersChange,
     /// A region of another process has the holders that it would have here.
     OtherViewIsTurned,
+    /// A read that takes longer than nearly all others at its server turns to another holder.
+    HedgesLateReads,
+    /// ... as far as reads have earned that.
+    HedgesFewReads,
+    /// The first answer to a read counts, whichever holder it was asked of last.
+    FirstAnswerCounts,
+    /// A slow server is not read where another one has the pages.
+    SlowIsAvoided,
+    /// ... but now and then, so that it is seen when that is over.
+    SlowIsProbed,
 }
 
 impl Rule {
-    pub const ALL: [Self; 91] = [
+    pub const ALL: [Self; 96] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -280,6 +290,11 @@ impl Rule {
         Self::NothingLeftIsNotLost,
         Self::VoidWhereHoldersChange,
         Self::OtherViewIsTurned,
+        Self::HedgesLateReads,
+        Self::HedgesFewReads,
+        Self::FirstAnswerCounts,
+        Self::SlowIsAvoided,
+        Self::SlowIsProbed,
     ];
 }
 

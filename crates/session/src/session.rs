@@ -10,6 +10,7 @@ use rampool_wire::frame::{Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::session::Credits;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
+use crate::hedge::Promptness;
 use crate::io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, LinkId, Lost, Output, RequestId, SENT_TOGETHER_BYTES,
     Time, What,
@@ -121,6 +122,7 @@ pub struct Session {
     silent: Option<(Time, Time)>,
     /// How long late answers took.
     slowest: Duration,
+    pub(crate) promptness: Promptness,
     /// Numbers of requests that went elsewhere while their answer is out, with their bytes and class.
     moved: BTreeMap<u64, (u64, Class)>,
     /// Connections that broke since the last answer.
@@ -178,6 +180,7 @@ impl Session {
             suspect: false,
             silent: None,
             slowest: Duration::ZERO,
+            promptness: Promptness::default(),
             moved: BTreeMap::new(),
             breaks: 0,
             overdue: None,
@@ -385,6 +388,32 @@ impl Session {
         self.state == State::Up && !self.suspect
     }
 
+    /// The same, and that it answers in time: the most is the best.
+    pub(crate) fn preference(&self, work: &Work) -> u8 {
+        let slow = self.promptness.is_slow() && work.rules.keep(Rule::SlowIsAvoided);
+        if self.is_well() { 2 - u8::from(slow) } else { 0 }
+    }
+
+    /// Whether a read of so many bytes leaves as soon as it is asked for.
+    pub(crate) fn takes_at_once(&self, bytes: u64) -> bool {
+        let (requests, taken) = self.credits.outstanding();
+        let queued = [Class::Control, Class::Demand].iter().any(|of| !self.queues[*of as usize].is_empty());
+        self.is_well() && !queued && requests < self.max_requests && taken + bytes <= self.max_bytes
+    }
+
+    /// The read that was sent longest ago, and when. None: what it said may lie there unread.
+    pub(crate) fn oldest_read(&self, work: &Work) -> Option<(RequestId, Time)> {
+        let mut reads = self.promptness.reads.iter();
+        let oldest = reads.find_map(|(number, at)| Some((work.sent(*number)?, *at)));
+        oldest.filter(|_| self.state == State::Up && self.drained)
+    }
+
+    /// This read, and what was sent before it, does not turn to another server any more.
+    pub(crate) fn forget_reads(&mut self, work: &Work, id: RequestId) {
+        let number = work.number(id);
+        while self.promptness.reads.pop_front().is_some_and(|(of, _)| of != number) {}
+    }
+
     /// Queues a request that was submitted. In a lost session it ends at once.
     pub(crate) fn enqueue(&mut self, work: &mut Work, id: RequestId) {
         if let State::Lost(reason) = self.state {
@@ -433,6 +462,9 @@ impl Session {
             self.making = Some(number);
         }
         self.outstanding.push_back((number, now));
+        if work.get(request).is_paired_read() && !work.get(request).turned {
+            self.promptness.reads.push_back((number, now));
+        }
         self.last_sent = now;
         Some(Output::Send { link: self.attempt(), request, number })
     }
@@ -553,16 +585,74 @@ impl Session {
     // ---------------------------------------------------------------------------------------------------
 
     /// A head with its table has arrived.
-    pub(crate) fn head(&mut self, work: &mut Work, link: LinkId, header: &Header, now: Time) {
+    /// The request that it answers although that went elsewhere.
+    pub(crate) fn head(
+        &mut self,
+        work: &mut Work,
+        link: LinkId,
+        header: &Header,
+        now: Time,
+    ) -> Option<RequestId> {
         if self.state != State::Up || !self.is_current(link, work) {
-            return;
+            return None;
         }
         (self.last_progress, self.last_heard) = (now, now);
         work.well_again |= self.suspect;
         (self.suspect, self.silent) = (false, None);
+        if header.is_reply()
+            && let Some(moved) = self.moved.remove(&header.request)
+        {
+            return self.late_answer(work, link, header, moved, now);
+        }
         if let Err(reason) = self.judge(work, link, header, now) {
             self.lose(work, reason);
         }
+        None
+    }
+
+    /// The answer to a request that went elsewhere counts if it comes first.
+    fn late_answer(
+        &mut self,
+        work: &mut Work,
+        link: LinkId,
+        header: &Header,
+        (bytes, class): (u64, Class),
+        now: Time,
+    ) -> Option<RequestId> {
+        let opcode = header.opcode;
+        if opcode != Opcode::Get {
+            self.lose(work, Lost::Breach(Breach::OtherOperation { answered: opcode, asked: Opcode::Get }));
+            return None;
+        }
+        if class == Class::Demand {
+            self.promptness.answered(self.sent_at(header.request, now), now);
+        }
+        let counts = header.status == Status::Ok && work.rules.keep(Rule::FirstAnswerCounts);
+        let first = work.moved(header.request).filter(|_| counts);
+        if first.is_some() {
+            return first;
+        }
+        self.give_back(bytes, class);
+        if header.bulk_len > 0 {
+            work.outputs.push_back(Output::Drop { link });
+        }
+        if self.gives_up(work, header.status) {
+            self.lose(work, Lost::GivenUp);
+        }
+        None
+    }
+
+    /// When what is answered now was sent.
+    fn sent_at(&self, number: u64, now: Time) -> Time {
+        self.outstanding.iter().find(|(sent, _)| *sent == number).map_or(now, |(_, at)| *at)
+    }
+
+    /// A request is this one's again, whose answer has come under the number that it had before.
+    pub(crate) fn answers(&mut self, work: &mut Work, link: LinkId, id: RequestId, before: u64) {
+        let number = work.number(id);
+        self.outstanding.iter_mut().filter(|(sent, _)| *sent == before).for_each(|of| of.0 = number);
+        work.set_phase(id, Phase::Receiving);
+        work.outputs.push_back(Output::Receive { link, request: id });
     }
 
     fn judge(&mut self, work: &mut Work, link: LinkId, header: &Header, now: Time) -> Result<(), Lost> {
@@ -576,17 +666,7 @@ impl Session {
             }
             return breach(Breach::Asks(opcode));
         }
-        if let Some((bytes, class)) = self.moved.remove(&number) {
-            if opcode != Opcode::Get {
-                return breach(Breach::OtherOperation { answered: opcode, asked: Opcode::Get });
-            }
-            self.give_back(bytes, class);
-            if header.bulk_len > 0 {
-                work.outputs.push_back(Output::Drop { link });
-            }
-            return if self.gives_up(work, header.status) { Err(Lost::GivenUp) } else { Ok(()) };
-        }
-        let Some(id) = work.find(number).filter(|id| work.phase(*id) == Phase::Sent) else {
+        let Some(id) = work.sent(number) else {
             return breach(Breach::NothingAsked(opcode));
         };
         let request = *work.get(id);
@@ -597,8 +677,11 @@ impl Session {
             return breach(Breach::OtherOperation { answered: opcode, asked: request.ask.opcode });
         }
         if self.paired {
-            let took = self.outstanding.iter().find(|(sent, _)| *sent == number).map(|(_, at)| now - *at);
-            self.slowest = (self.slowest - self.slowest / 64).max(took.unwrap_or_default());
+            let sent = self.sent_at(number, now);
+            self.slowest = (self.slowest - self.slowest / 64).max(now - sent);
+            if request.is_paired_read() {
+                self.promptness.answered(sent, now);
+            }
         }
         let ok = header.status == Status::Ok;
         let reads = ok && matches!(opcode, Opcode::Get | Opcode::Gather | Opcode::ReadPiece | Opcode::Scan);
@@ -791,6 +874,13 @@ impl Session {
             }
             self.outstanding.pop_front();
         }
+        if self.drained && self.paired {
+            self.see_who_waits(work, now);
+        }
+        let reads = &mut self.promptness.reads;
+        while reads.front().is_some_and(|(number, _)| work.sent(*number).is_none()) {
+            reads.pop_front();
+        }
         if self.oldest_due(work).is_some_and(|due| now >= due) {
             let chance = self.last_chance(work);
             let (mut since, looked) = self.overdue.unwrap_or((now, now));
@@ -823,6 +913,19 @@ impl Session {
             work.submit(id, Ask::control(self.server, Opcode::Heartbeat, RegionId(0)), now);
             self.enqueue(work, id);
         }
+    }
+
+    /// Reads that are late are so before their answers come.
+    fn see_who_waits(&mut self, work: &Work, now: Time) {
+        let Self { outstanding, promptness, moved, .. } = self;
+        let is_read = |number: &u64| match moved.get(number) {
+            Some((_, class)) => *class == Class::Demand,
+            None => work.sent(*number).is_some_and(|id| work.get(id).is_paired_read()),
+        };
+        let known = promptness.known_until();
+        let from = outstanding.partition_point(|(_, at)| *at <= known);
+        let sent = outstanding.range(from..).filter(|(number, _)| is_read(number)).map(|(_, at)| *at);
+        promptness.waits(sent, now);
     }
 
     /// Suspects a server that has been silent for longer than it ever was of late.
@@ -885,8 +988,7 @@ impl Session {
             });
         }
         for (number, _) in &self.outstanding {
-            let sent = work.find(*number).filter(|id| work.phase(*id) == Phase::Sent);
-            let Some(id) = sent else { continue };
+            let Some(id) = work.sent(*number) else { continue };
             let Ask { opcode, other, .. } = work.get(id).ask;
             if opcode == Opcode::Get && other.is_some() {
                 work.orphans.push_back((id, Orphaned::Away));
@@ -897,6 +999,9 @@ impl Session {
     /// The client found another server for a request, which is not this one's any more.
     pub(crate) fn moves(&mut self, work: &Work, id: RequestId) {
         let Ask { bytes, class, .. } = work.get(id).ask;
+        if work.phase(id) == Phase::Queued {
+            self.queues[class as usize].retain(|queued| *queued != id);
+        }
         if work.phase(id) == Phase::Sent && work.rules.keep(Rule::LateAnswer) {
             self.moved.insert(work.number(id), (bytes, class));
         } else if work.phase(id) == Phase::Sent {
@@ -1002,6 +1107,7 @@ impl Session {
         self.overdue = None;
         (self.suspect, self.silent) = (false, None);
         self.moved.clear();
+        self.promptness.reads.clear();
         self.waiting = 0;
         self.drained = true;
         (self.broke_at, self.spare_at, self.looked) = (now, now, now);
@@ -1126,6 +1232,7 @@ impl Session {
                 self.state = State::Up;
                 if std::mem::take(&mut self.absent) {
                     (self.slowest, self.renewed) = (Duration::ZERO, false);
+                    self.promptness.forget();
                     work.outputs.push_back(Output::Returned { server: self.server });
                     work.changed = true;
                 }

@@ -28,6 +28,8 @@ pub struct Request {
     pub(crate) is_odd: bool,
     /// Its frame names the client's memory by key.
     pub by_key: bool,
+    /// It took long, and turned to another server.
+    pub(crate) turned: bool,
     /// All of its frame has left.
     pub(crate) departed: bool,
     /// How often pages had got other holders when it was made.
@@ -49,6 +51,12 @@ impl Request {
     #[must_use]
     pub fn what(&self) -> What {
         What { opcode: self.ask.opcode, at: self.ask.at }
+    }
+
+    /// Whether a thread waits for it, and another server can be asked.
+    pub(crate) fn is_paired_read(&self) -> bool {
+        let Ask { opcode, class, other, piece, .. } = self.ask;
+        (opcode, class, piece) == (Opcode::Get, Class::Demand, None) && other.is_some()
     }
 
     /// Whether it reads bytes of the direct view.
@@ -148,6 +156,7 @@ impl Work {
             asked_again: false,
             is_odd: false,
             by_key: false,
+            turned: false,
             departed: false,
             turn: 0,
         });
@@ -167,6 +176,7 @@ impl Work {
             asked_again: false,
             is_odd: false,
             by_key: false,
+            turned: false,
             departed: false,
             turn: self.turns,
         };
@@ -213,20 +223,38 @@ impl Work {
         (request.phase != Phase::Free && same).then_some(RequestId(slot))
     }
 
+    /// The same, if it waits for its answer.
+    #[inline]
+    pub fn sent(&self, number: u64) -> Option<RequestId> {
+        self.find(number).filter(|id| self.phase(*id) == Phase::Sent)
+    }
+
+    /// The request that went elsewhere when its number was this one, and waits there for its answer.
+    pub fn moved(&self, number: u64) -> Option<RequestId> {
+        let id = self.find(number.wrapping_add(1 << 32))?;
+        let waits = matches!(self.phase(id), Phase::Queued | Phase::Sent);
+        (waits && self.get(id).ask.opcode == Opcode::Get).then_some(id)
+    }
+
     /// The request goes to the other holder of its pages, which has this name for their region.
     pub fn turn_to_other(&mut self, id: RequestId, region: RegionId) {
+        let from = self.get(id).ask.server;
+        self.belongs_to_other(id, region);
+        self.outputs.push_back(Output::Moved { request: id, from });
+    }
+
+    /// The same for one that the other holder answers already.
+    pub fn belongs_to_other(&mut self, id: RequestId, region: RegionId) {
         self.renumber(id);
         let own_name = self.rules.keep(Rule::OwnName);
         let request = self.get_mut(id);
         request.phase = Phase::Queued;
         (request.asked_again, request.departed) = (false, false);
         let ask = &mut request.ask;
-        let from = ask.server;
-        ask.server = ask.other.replace(from).expect("only what has another holder turns to it");
+        ask.server = ask.other.replace(ask.server).expect("only what has another holder turns to it");
         if own_name {
             ask.region = region;
         }
-        self.outputs.push_back(Output::Moved { request: id, from });
     }
 
     /// From now on the answer to the old number is none of this request's.

@@ -58,6 +58,8 @@ pub enum Way {
     PrivateStore,
     /// So many servers over loopback TCP, and so many copies of each page.
     Servers(usize, u8),
+    /// One server, and copies on a disk of this machine.
+    Backup,
     KernelSwap,
 }
 
@@ -70,6 +72,7 @@ impl Way {
             Way::Servers(1, _) => ["rampool"; 2],
             Way::Servers(_, 1) => ["one copy"; 2],
             Way::Servers(..) => ["two copies"; 2],
+            Way::Backup => ["a backup", "rampool with a backup"],
             Way::KernelSwap => ["swap", "kernel swap on zram"],
         }
     }
@@ -188,6 +191,8 @@ pub struct Wanted {
     pub against_swap: Option<Reach>,
     /// What two copies may take of the time of one.
     pub two_copies: Option<Reach>,
+    /// What one server and a disk may take of the time of one server.
+    pub backup: Option<Reach>,
     /// Also what the kernel alone takes for the pages that came.
     pub least: bool,
 }
@@ -270,10 +275,14 @@ impl Bench<'_> {
     /// The servers of a way, and the options of `rampool run`.
     fn under_rampool(&self, way: Way, peak: u64) -> Result<(Vec<Service>, Vec<String>)> {
         let mut options = vec!["--local".to_owned(), self.local_bytes(peak).to_string()];
-        let Way::Servers(count, copies) = way else { return Ok((Vec::new(), options)) };
+        let (count, more) = match way {
+            Way::Servers(count, copies) => (count, ["--copies".to_owned(), copies.to_string()]),
+            Way::Backup => (1, backup()?),
+            _ => return Ok((Vec::new(), options)),
+        };
         let servers: Vec<Service> = (0..count).map(|_| server_for(peak)).collect::<Result<_>>()?;
         options.extend(servers.iter().flat_map(|server| ["--server".into(), server.address.clone()]));
-        options.extend(["--memory".into(), lease_for(peak), "--copies".into(), copies.to_string()]);
+        options.extend(["--memory".into(), lease_for(peak)].into_iter().chain(more));
         Ok((servers, options))
     }
 
@@ -294,6 +303,7 @@ impl Bench<'_> {
         let mut pairs: Vec<_> = self.ways[1..].iter().map(|way| (*way, Way::Native, against(*way))).collect();
         pairs.extend([SERVER, Way::PrivateStore].map(|way| (way, Way::KernelSwap, wanted.against_swap)));
         pairs.push((Way::Servers(2, 2), Way::Servers(2, 1), wanted.two_copies));
+        pairs.push((Way::Backup, SERVER, wanted.backup));
         for (a, b, reach) in pairs {
             if let (Some(ours), Some(theirs)) = (of(a), of(b))
                 && !ours.is_empty()
@@ -356,6 +366,13 @@ impl Drop for Counters {
 fn server_for(peak_bytes: u64) -> Result<Service> {
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
     Service::memory_server(&place, peak_bytes * 3 + (512 << 20), Duration::from_micros(100))
+}
+
+/// Copies on the disk that this binary is on.
+pub fn backup() -> Result<[String; 2]> {
+    let binary = std::env::current_exe()?;
+    let directory = binary.parent().context("a file is in a directory")?;
+    Ok(["--backup".into(), directory.display().to_string()])
 }
 
 fn lease_for(peak_bytes: u64) -> String {

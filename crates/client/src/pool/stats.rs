@@ -133,6 +133,8 @@ pub struct ServerStats {
     pub state: ServerState,
     /// Pages that it has missed and is to get.
     pub missed_pages: u64,
+    /// Pages that others hold now, and that still lie here.
+    pub left_pages: u64,
     /// By what means it is reached; none while there is no connection.
     pub means: Option<Means>,
     /// The part of the lease this server holds.

@@ -79,6 +79,8 @@ pub struct Plan {
     pub watches: bool,
     /// A server comes in addition.
     pub grows: bool,
+    /// Answers of a server are late for a while, though it is never silent.
+    pub lags: bool,
     pub faults: Faults,
     /// A rule that is left out.
     pub omit: Option<Rule>,
@@ -130,6 +132,7 @@ impl Plan {
             renews: servers > 1 && seed.is_multiple_of(2) && !faults.lies && rng.one_in(2),
             watches: seed.is_multiple_of(2) && rng.one_in(6),
             grows: servers > 1 && seed.is_multiple_of(2) && !faults.lies && rng.one_in(3),
+            lags: servers > 1 && seed.is_multiple_of(2) && rng.one_in(4),
             faults,
             omit: None,
         }
@@ -239,19 +242,36 @@ impl Plan {
 
     /// One process, on the servers that there are at first.
     fn alone(self) -> Self {
-        Self { child: false, renews: false, watches: false, grows: false, ..self }
+        Self { child: false, renews: false, watches: false, grows: false, lags: false, ..self }
     }
 
     /// The same for rules about servers that are out, drain or come in addition.
     fn moving(self, rule: Rule) -> Self {
-        let first = Rule::ALL.iter().position(|of| *of == Rule::Rebuilds).expect("it is one");
-        if !Rule::ALL[first..].contains(&rule) {
+        let from = |first| Rule::ALL.iter().skip_while(move |of| **of != first);
+        if from(Rule::HedgesLateReads).any(|of| *of == rule) {
+            return self.lagging();
+        }
+        if !from(Rule::Rebuilds).any(|of| *of == rule) {
             return self;
         }
         let grows = self.seed.is_multiple_of(2);
         let cuts = rule != Rule::OtherViewIsTurned;
         let faults = Faults { cuts, silence: true, restarts: true, drain: true, ..Faults::NONE };
         Self { renews: true, grows, child: !cuts, burst: 40, ..self.with_copies(faults) }
+    }
+
+    /// The same for rules about servers that are slow: a thread reads page after page.
+    fn lagging(self) -> Self {
+        let op_deadline = Duration::from_secs(2);
+        let (grace, heartbeat) = (op_deadline, op_deadline / 5);
+        let plan = Self { servers: 2, ..self.with_copies(Faults::NONE) };
+        Self { lags: true, watches: true, burst: 1, op_deadline, grace, heartbeat, ..plan }
+    }
+
+    /// Whether nothing is wrong but that servers are slow now and then.
+    #[must_use]
+    pub fn only_lags(&self) -> bool {
+        self.lags && self.watches && self.burst == 1 && self.faults == Faults::NONE
     }
 
     /// Two copies, little work and these faults.

@@ -62,8 +62,9 @@ pub struct Tally {
     pub not_taken: u64,
     pub may_be_taken: u64,
     /// Others took a server's place as it was away, or drained; it was left; what was left there was dropped;
-    /// one came in addition; one was told of anew, and was back.
-    pub turns: [u64; 7],
+    /// one came in addition; one was told of anew, and was back; a read that had gone elsewhere was answered
+    /// first where it came from.
+    pub turns: [u64; 8],
 }
 
 impl Tally {
@@ -229,6 +230,10 @@ struct Network {
     hang_until: u64,
     slow_until: u64,
     slow: u64,
+    lags_until: u64,
+    lag: u64,
+    /// One in so many answers.
+    lag_odds: u64,
     /// Attempts to connect are refused until then.
     lies: bool,
 }
@@ -272,6 +277,8 @@ struct Judge {
     member: MemberId,
     control: BTreeSet<RequestId>,
     demand: BTreeSet<RequestId>,
+    /// Reads that it was asked for since it was to be used again after it was slow.
+    reads: u64,
 }
 
 /// The shell's side of a request.
@@ -371,6 +378,8 @@ struct Process {
     pieces: [Vec<u64>; PIECES],
     /// When a thread began to wait for something last.
     demanded_at: Option<u64>,
+    /// Reads for which threads waited; those that went elsewhere; those that took long.
+    reads: [u64; 3],
     counters: Vec<[u64; COUNTERS]>,
     answers: VecDeque<(ServerIndex, ToClient)>,
     /// The head that the shell just told of.
@@ -457,7 +466,8 @@ impl World {
             let judge = Judge { run: server.run, member: server.member, ..Judge::default() };
             world.me.judges.push(judge);
             world.servers.push(server);
-            let delay = rng.between(20, 2000) * US;
+            let most = if world.plan.only_lags() { 200 } else { 2000 };
+            let delay = rng.between(20, most) * US;
             world.networks.push(Network {
                 delay,
                 lies: world.plan.faults.lies && index == 0,
@@ -652,10 +662,12 @@ impl World {
 
     /// Faults stop, and the program.
     fn calm(&mut self) {
+        self.each(Self::judge_forgiven);
         self.quiet = true;
         let now = self.now;
         for network in &mut self.networks {
-            for until in [&mut network.silent_to, &mut network.silent_from, &mut network.slow_until] {
+            let Network { silent_to, silent_from, slow_until, lags_until, .. } = network;
+            for until in [silent_to, silent_from, slow_until, lags_until] {
                 *until = (*until).min(now);
             }
             network.hang_until = network.hang_until.min(now);
@@ -724,12 +736,13 @@ impl World {
         judge.heard = self.now;
         let header = message.header;
         let gone = header.is_reply() && matches!(header.status, Status::MemberGone | Status::NoSuchLease);
-        if let Some(conn) = self.me.conns.get_mut(&link) {
-            conn.moved.remove(&header.request);
-        }
+        let conn = self.me.conns.get_mut(&link);
+        let moved = conn.and_then(|conn| conn.moved.remove(&header.request)).is_some();
+        let first = moved && header.status == Status::Ok && self.waits_elsewhere(header.request);
         self.me.head = Some((link, message));
         self.tell(Input::Head { link, header });
         self.pump();
+        assert!(!first || self.me.receiving.is_some(), "first-answer-counts: {header:?}");
         if gone {
             assert!(self.me.judges[link.server.as_usize()].lost, "given-up-is-lost");
         }
@@ -788,7 +801,10 @@ impl World {
     fn carry_out(&mut self, output: Output) {
         match output {
             Output::Send { link, request, number } => self.send(link, request, number),
-            Output::Receive { request, .. } => self.me.receiving = Some(request),
+            Output::Receive { link, request } => {
+                self.answers(link, request);
+                self.me.receiving = Some(request);
+            }
             Output::Answered { link, request, wanted, .. } => self.answered(link, request, wanted),
             Output::StaleKey { .. } => panic!("nothing is sent by key"),
             Output::Connect { link } => self.connect(link),
@@ -885,7 +901,9 @@ impl World {
             );
         }
         let made = sent.values().any(|(.., opcode)| *opcode == Opcode::CreateRegion);
+        let forgiven = self.now >= self.forgiven_at(link.server);
         let judge = &mut self.me.judges[link.server.as_usize()];
+        judge.reads += u64::from(class == Class::Demand && forgiven);
         judge.control.remove(&request);
         judge.demand.remove(&request);
         let making = |id: &&RequestId| self.me.bodies[id].ask.opcode == Opcode::CreateRegion;
@@ -1267,6 +1285,7 @@ impl World {
     /// A fetch goes to the other holder of its pages.
     fn moved(&mut self, request: RequestId, from: ServerIndex) {
         self.tally.moved += 1;
+        self.me.reads[1] += 1;
         let body = self.me.bodies.get(&request).expect("what moves is under way");
         assert_eq!(body.asked.opcode, Opcode::Get, "only what is fetched moves");
         let to = self.me.client.request(request).ask.server;
@@ -1291,6 +1310,72 @@ impl World {
         if demand {
             self.me.judges[to.as_usize()].demand.insert(request);
         }
+    }
+
+    /// Whether the request that went elsewhere when its number was this one has no answer yet.
+    fn waits_elsewhere(&self, number: u64) -> bool {
+        let now = number.wrapping_add(1 << 32);
+        let id = RequestId(u32::try_from(number & u64::from(u32::MAX)).expect("a half"));
+        let comes = |conn: &Conn| conn.receiving.as_ref().is_some_and(|(_, of, _)| *of == id);
+        self.me.client.is_under_way(now) && !self.me.conns.values().any(comes)
+    }
+
+    /// The bytes of a request begin to come; it may have gone elsewhere meanwhile.
+    fn answers(&mut self, link: LinkId, request: RequestId) {
+        let region = self.name(link.server);
+        let body = self.me.bodies.get_mut(&request).expect("its bytes come for a request that lives");
+        let from = body.ask.server;
+        if from == link.server {
+            return;
+        }
+        self.tally.turns[7] += 1;
+        let Ask { class, bytes, opcode, .. } = body.ask;
+        if let Some(conn) = body.over.take().and_then(|link| self.me.conns.get_mut(&link)) {
+            conn.unanswered.remove(&request);
+            conn.moved.insert(body.asked.number, bytes);
+        }
+        (body.ask.server, body.asked.region, body.over) = (link.server, region, Some(link));
+        let conn = self.me.conns.get_mut(&link).expect("a head came over it");
+        conn.unanswered.insert(request, (class, bytes, opcode));
+        self.me.judges[from.as_usize()].demand.remove(&request);
+    }
+
+    /// When a server that was slow is to be read again.
+    fn forgiven_at(&self, server: ServerIndex) -> u64 {
+        self.networks[server.as_usize()].lags_until + self.op_ns() * 10
+    }
+
+    /// Who was slow is read again after a while.
+    fn judge_forgiven(&mut self) {
+        for server in self.servers() {
+            let reads = std::mem::take(&mut self.me.judges[server.as_usize()].reads);
+            let long = self.now >= self.forgiven_at(server) + self.op_ns();
+            let is_judged = long && self.plan.only_lags();
+            assert!(!is_judged || reads >= 100, "slow-is-forgiven: {server:?} had {reads} reads since");
+        }
+    }
+
+    /// Answers of a server come late for a while: so many that it is slow, or more than may go elsewhere.
+    fn lag(&mut self, server: ServerIndex) {
+        let last = self.networks.iter().map(|of| of.lags_until).max().expect("at least one");
+        let since = if last > 0 { self.op_ns() * 12 } else { self.op_ns() * 2 };
+        if self.now < last + since {
+            return;
+        }
+        self.each(Self::judge_forgiven);
+        let (lag, lag_odds, length) = [(50 * MS, 1, 1), (5 * MS, 12, 8)][self.rng.index(2)];
+        let lags_until = self.now + self.op_ns() * length;
+        let network = &mut self.networks[server.as_usize()];
+        *network = Network { lag, lag_odds, lags_until, ..*network };
+    }
+
+    /// Reads go elsewhere now and then, and hardly one takes long.
+    fn judge_reads(&self) {
+        let [reads, turned, late] = self.me.reads;
+        // Some turn for silence, too.
+        let most = 16 + 16 + reads * 3 / 100;
+        assert!(turned <= most, "few-reads-turn: {turned} of {reads}");
+        assert!(late <= 8, "late-reads-turn: {late} of {reads} took long");
     }
 
     fn lost(&mut self, server: ServerIndex, reason: Lost, spare: bool) {
@@ -1509,7 +1594,7 @@ impl World {
                         self.judge_stored(*page, *store);
                     }
                 }
-                Kind::Fetch => self.tally.fetched += 1,
+                Kind::Fetch => self.fetched(&op),
                 Kind::Read => {
                     self.tally.read += 1;
                     let value = op.got.get(&(PAGES + op.uid)).copied();
@@ -1526,6 +1611,15 @@ impl World {
                 }
             }
         }
+    }
+
+    fn fetched(&mut self, op: &Op) {
+        self.tally.fetched += 1;
+        let one = op.demand && op.pages.len() == 1;
+        let long = one && self.awake() - op.made_at > 10 * MS;
+        // More are late now than may go elsewhere.
+        let many = self.networks.iter().any(|of| self.now < of.lags_until && of.lag_odds > 1);
+        self.me.reads[2] += u64::from(long && !many);
     }
 
     /// An acknowledged store lies at its server, as long as that lives, or what was stored since.
@@ -1555,6 +1649,9 @@ impl World {
             return;
         }
         self.check_reads();
+        if self.plan.only_lags() {
+            self.judge_reads();
+        }
         self.check_spares();
         let beat = u64::try_from(self.plan.heartbeat.as_nanos()).expect("short") / 2 + 5 * MS;
         let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short"));
@@ -1881,6 +1978,8 @@ impl World {
         if conn.cut {
             return;
         }
+        let lags = self.now < network.lags_until && self.rng.one_in(network.lag_odds);
+        let after = if lags { after + network.lag } else { after };
         let odds = if self.plan.lie.is_some() { 8 } else { 40 };
         if network.lies && !self.quiet && self.rng.one_in(odds) {
             self.tell_a_lie(link, &message);
@@ -2028,7 +2127,7 @@ impl World {
         let op = self.op_ns();
         let gap = self.rng.between(op / 50, op / 2);
         self.at(gap, Event::Fault);
-        let faults = self.plan.faults;
+        let (faults, lags) = (self.plan.faults, self.plan.lags);
         let Faults {
             cuts,
             silence,
@@ -2044,7 +2143,8 @@ impl World {
             ..
         } = faults;
         let kinds = [
-            cuts, cuts, cuts, silence, slow, pauses, restarts, full, drain, damage, hangs, poison, dismissals,
+            cuts, cuts, cuts, silence, slow, pauses, restarts, full, drain, damage, hangs, poison,
+            dismissals, lags,
         ];
         let enabled: Vec<usize> = (0..kinds.len()).filter(|kind| kinds[*kind]).collect();
         if enabled.is_empty() {
@@ -2107,16 +2207,7 @@ impl World {
                     self.say_draining(link);
                 }
             }
-            9 => {
-                for _ in 0..self.rng.below(200) {
-                    let page = self.rng.below(PAGES);
-                    self.damage_once.insert(page);
-                }
-                if self.rng.one_in(8) {
-                    let page = self.rng.below(PAGES);
-                    self.damage_always.insert(page);
-                }
-            }
+            9 => self.damage(),
             10 => {
                 let until = now + self.rng.below(op);
                 self.networks[index].hang_until = until;
@@ -2128,7 +2219,19 @@ impl World {
                 judge.dismissed = true;
                 self.servers[index].dismiss(judge.member);
             }
+            13 => self.lag(server),
             _ => {}
+        }
+    }
+
+    fn damage(&mut self) {
+        for _ in 0..self.rng.below(200) {
+            let page = self.rng.below(PAGES);
+            self.damage_once.insert(page);
+        }
+        if self.rng.one_in(8) {
+            let page = self.rng.below(PAGES);
+            self.damage_always.insert(page);
         }
     }
 
@@ -2218,7 +2321,8 @@ impl World {
 
     /// A thread that waits for a page again and again.
     fn watch(&mut self) {
-        let pause = self.rng.between(5 * MS, 50 * MS);
+        let (least, most) = if self.plan.only_lags() { (1, 4) } else { (5, 50) };
+        let pause = self.rng.between(least * MS, most * MS);
         self.at(pause, Event::Watch);
         let is_held_up = self.now < self.me.paused_until || self.me.fork.is_some();
         if is_held_up || self.me.client.region(self.me.of).is_none() || self.me.ops.len() > 600 {
@@ -2356,6 +2460,7 @@ impl World {
             Class::Demand => {
                 judge.demand.insert(id);
                 self.me.demanded_at = Some(self.now);
+                self.me.reads[0] += 1;
             }
             _ => {}
         }
@@ -2711,6 +2816,7 @@ impl Process {
             fork: None,
             pieces: Default::default(),
             demanded_at: None,
+            reads: [0; 3],
             counters: vec![[0; COUNTERS]; usize::from(plan.servers)],
             answers: VecDeque::new(),
             head: None,

@@ -1,13 +1,13 @@
-//! What a reader notices of a server that is killed, silent or restarted, and how fast that gets its pages
-//! again: three servers, two copies of each page, and a client that reads pages in random order, one after
-//! the other.
+//! What a reader notices of a server that is killed, silent, restarted or drained, and how fast that gets its
+//! pages again, or others take its place: three servers, two copies of each page, and a client that reads
+//! pages in random order, one after the other.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rampool_client::pool::{Copies, Pool, PoolConfig, PoolEvent, PoolRegion, ServerState};
+use rampool_client::pool::{Copies, Pool, PoolConfig, PoolEvent, PoolRegion, ServerState, ServerStats};
 use rampool_net::key::Key;
 use rampool_wire::session::Encryption;
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
@@ -38,6 +38,8 @@ pub fn measure(common: &Common, report: &mut Report) -> Result<()> {
     for round in 0..common.rounds(5, 1) {
         cluster.fail(round % SERVERS, length, &mut stalls)?;
         cluster.refill(round % SERVERS, length, &mut refills)?;
+        cluster.drain(round % SERVERS, length, &mut stalls)?;
+        cluster.rebuild(round % SERVERS, &mut refills)?;
     }
     report.note("stalls, reads and refills: three servers, two copies, one reader of random pages");
     stalls.report(report);
@@ -61,6 +63,7 @@ fn over_link(common: &Common, length: Duration) -> Result<Refills> {
     for round in 0..common.rounds(3, 1) {
         cluster.kill(round % SERVERS, Duration::ZERO)?;
         cluster.refill(round % SERVERS, length, &mut refills)?;
+        cluster.rebuild(round % SERVERS, &mut refills)?;
     }
     Ok(refills)
 }
@@ -72,6 +75,7 @@ struct Stalls {
     killed_ms: Vec<f64>,
     silent_ms: Vec<f64>,
     restarted_ms: Vec<f64>,
+    drained_ms: Vec<f64>,
     healthy_p50: Vec<f64>,
     degraded_p50: Vec<f64>,
 }
@@ -89,6 +93,7 @@ impl Stalls {
         longest("one of three servers is killed", &self.killed_ms, Some(50.0));
         longest("one of three servers is silent", &self.silent_ms, Some(250.0));
         longest("one of three servers is restarted", &self.restarted_ms, Some(50.0));
+        longest("one of three servers is drained", &self.drained_ms, Some(50.0));
         for (what, samples) in [("none", &self.healthy_p50), ("one", &self.degraded_p50)] {
             let name = format!("a read, p50, {what} of three servers lost");
             report.series(&name, "us", json!({ "what": what }), samples);
@@ -106,6 +111,7 @@ impl Stalls {
 #[derive(Default)]
 struct Refills {
     refill_mb: Vec<f64>,
+    rebuild_mb: Vec<f64>,
     link_mb: Vec<f64>,
     before_p99: Vec<f64>,
     refilling_p99: Vec<f64>,
@@ -115,6 +121,7 @@ impl Refills {
     fn report(&self, link: &str, report: &mut Report) {
         for (what, unit, samples) in [
             ("refill of one of three servers", "MB/s", &self.refill_mb),
+            ("rebuild on two of three servers", "MB/s", &self.rebuild_mb),
             ("plain stores to it", "MB/s", &self.link_mb),
             ("a read, p99, before", "us", &self.before_p99),
             ("a read, p99, while it is refilled", "us", &self.refilling_p99),
@@ -123,19 +130,21 @@ impl Refills {
         }
         let name = format!("{link}: bytes a second: refill / plain stores");
         report.ratio(&name, &self.refill_mb, &self.link_mb, Some(Reach::AtLeast(0.8)));
+        let name = format!("{link}: bytes a second: rebuild / plain stores");
+        report.ratio(&name, &self.rebuild_mb, &self.link_mb, Some(Reach::AtLeast(0.8)));
         let name = format!("{link}: a read, p99: while a server is refilled / before");
         report.ratio(&name, &self.refilling_p99, &self.before_p99, Some(Reach::AtMost(1.5)));
     }
 }
 
 /// The servers, and a client of them.
-struct Cluster<'a> {
+pub(super) struct Cluster<'a> {
     servers: Servers<'a>,
     reader: Reader,
 }
 
 impl<'a> Cluster<'a> {
-    fn start(place: &'a Place<'a>, bytes: usize) -> Result<Self> {
+    pub fn start(place: &'a Place<'a>, bytes: usize) -> Result<Self> {
         let mut servers = Servers { place, bytes, addresses: Vec::new(), running: Vec::new() };
         for _ in 0..SERVERS {
             let server = servers.serve(&format!("{}:0", place.host))?;
@@ -143,6 +152,19 @@ impl<'a> Cluster<'a> {
             servers.running.push(Some(server));
         }
         let reader = Reader::start(&servers, random_bytes(1, bytes))?;
+        Ok(Self { servers, reader })
+    }
+
+    pub fn address(&self, server: usize) -> &str {
+        &self.servers.addresses[server]
+    }
+
+    /// The same servers, one of which is reached by another address.
+    pub fn by(self, server: usize, address: String) -> Result<Self> {
+        let Self { mut servers, mut reader } = self;
+        servers.addresses[server] = address;
+        reader.pool.close();
+        let reader = Reader::start(&servers, reader.content)?;
         Ok(Self { servers, reader })
     }
 
@@ -178,6 +200,28 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
+    /// Drains a server while pages are read, until it has ended; then it begins again.
+    fn drain(&mut self, victim: usize, length: Duration, found: &mut Stalls) -> Result<()> {
+        let left = |heard: &Heard| heard.drained.is_some();
+        let drained = self.read_while(length, left, |servers| servers.signal(victim, Signal::TERM))?;
+        found.drained_ms.push(longest_ms(&drained.after()));
+        self.servers.end(victim)?;
+        self.servers.begin(victim)?;
+        self.reader.wait_until_well()
+    }
+
+    /// Others take the place of a server that is away for good; then it begins again.
+    fn rebuild(&mut self, victim: usize, found: &mut Refills) -> Result<()> {
+        self.servers.end(victim)?;
+        let others = || (0..SERVERS).filter(|server| *server != victim);
+        let before: f64 = others().map(|server| self.reader.stored_bytes(server)).sum();
+        let took = self.reader.wait_until_rebuilt()?;
+        let after: f64 = others().map(|server| self.reader.stored_bytes(server)).sum();
+        found.rebuild_mb.push((after - before) / took.as_secs_f64() / 1e6);
+        self.servers.begin(victim)?;
+        self.reader.wait_until_well()
+    }
+
     fn kill(&mut self, victim: usize, length: Duration) -> Result<Reads> {
         self.read_while(length, |heard| heard.lost.is_some(), |servers| servers.end(victim))
     }
@@ -195,7 +239,7 @@ impl<'a> Cluster<'a> {
 
     /// Reads for so long, then goes on while something is done, and for as long after that, and until what
     /// the client has heard is `enough`.
-    fn read_while(
+    pub fn read_while(
         &mut self,
         length: Duration,
         enough: impl Fn(&Heard) -> bool + Sync,
@@ -227,7 +271,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-struct Servers<'a> {
+pub(super) struct Servers<'a> {
     place: &'a Place<'a>,
     bytes: usize,
     addresses: Vec<String>,
@@ -273,7 +317,7 @@ impl Servers<'_> {
 }
 
 /// What each read took, and when it ended.
-struct Reads {
+pub(super) struct Reads {
     all: Vec<(Instant, Duration)>,
     /// When the reader was disturbed.
     at: Instant,
@@ -285,11 +329,15 @@ impl Reads {
         self.all.iter().filter(|(at, _)| are_meant(*at)).map(|(_, took)| *took).collect()
     }
 
+    pub fn all(&self) -> Vec<Duration> {
+        self.those(|_| true)
+    }
+
     fn before(&self) -> Vec<Duration> {
         self.those(|at| at <= self.at)
     }
 
-    fn after(&self) -> Vec<Duration> {
+    pub fn after(&self) -> Vec<Duration> {
         self.those(|at| at > self.at)
     }
 
@@ -305,7 +353,7 @@ fn longest_ms(reads: &[Duration]) -> f64 {
 }
 
 /// What this share of the reads, in per cent, took no longer than.
-fn us(mut reads: Vec<Duration>, share: usize) -> f64 {
+pub(super) fn us(mut reads: Vec<Duration>, share: usize) -> f64 {
     reads.sort_unstable();
     let last = reads.len().saturating_sub(1);
     reads.get(last * share / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
@@ -313,10 +361,13 @@ fn us(mut reads: Vec<Duration>, share: usize) -> f64 {
 
 /// When the client heard what of the server that was disturbed.
 #[derive(Default)]
-struct Heard {
+pub(super) struct Heard {
     lost: Option<Instant>,
     returned: Option<Instant>,
     whole: Option<Instant>,
+    /// Others have taken its place; it was left.
+    moved: Option<Instant>,
+    drained: Option<Instant>,
 }
 
 struct Reader {
@@ -369,7 +420,9 @@ impl Reader {
             Some(PoolEvent::Degraded { .. }) => heard.lost = now,
             Some(PoolEvent::Returned { .. }) => heard.returned = now,
             Some(PoolEvent::CaughtUp { .. }) => heard.whole = now,
-            Some(PoolEvent::Absent { .. }) | None => {}
+            Some(PoolEvent::Holds { out: true, .. }) => heard.moved = now,
+            Some(PoolEvent::Drained { .. }) => heard.drained = now,
+            Some(PoolEvent::Absent { .. } | PoolEvent::Draining { .. } | PoolEvent::Holds { .. }) | None => {}
             Some(other) => bail!("{other:?}"),
         }
         Ok(false)
@@ -387,9 +440,26 @@ impl Reader {
         }
     }
 
+    /// How long others that take the place of a lost server get its pages.
+    fn wait_until_rebuilt(&mut self) -> Result<Duration> {
+        let (began, mut heard) = (Instant::now(), Heard::default());
+        loop {
+            let lacks = |server: &ServerStats| server.missed_pages > 0;
+            if let Some(moved) = heard.moved
+                && !self.pool.stats().servers.iter().any(lacks)
+            {
+                return Ok(moved.elapsed());
+            }
+            ensure!(began.elapsed() < WATCHDOG, "no others have taken its place within {WATCHDOG:?}");
+            self.hear(&mut heard)?;
+        }
+    }
+
+    /// And what lies elsewhere meanwhile is dropped.
     fn wait_until_well(&mut self) -> Result<()> {
+        let is_well = |server: &ServerStats| server.state == ServerState::Well && server.left_pages == 0;
         let began = Instant::now();
-        while !self.pool.stats().servers.iter().all(|server| server.state == ServerState::Well) {
+        while !self.pool.stats().servers.iter().all(is_well) {
             ensure!(began.elapsed() < WATCHDOG, "the server is not used again within {WATCHDOG:?}");
             self.hear(&mut Heard::default())?;
         }
