@@ -64,7 +64,7 @@ class Proxy:
                         data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
                         self.corrupted += 1
                 while self.mode in ("hole", "mute" if answers else "deaf"):
-                    time.sleep(0.01)
+                    time.sleep(0.1)
                 self.passed += len(data)
                 sink.sendall(data)
         except OSError:
