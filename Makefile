@@ -59,11 +59,12 @@ test-rdma: ## test RDMA without a card: soft-RoCE in an emulated machine (on Deb
 	@scripts/setup.sh test-rdma
 	@scripts/test-rdma.sh
 
-soak: ## run hostile tenants, then programs that check every byte, under memory pressure, with --verify, for SECONDS (default 3600)
+soak: ## run hostile tenants, programs that check every byte under memory pressure, and those whose servers fail: SECONDS (default 3600) for each of the last two
 	@scripts/setup.sh soak
 	@$(CARGO) build --workspace --release --quiet
 	@RAMPOOL_HOSTILE_S=$$(($${SECONDS:-3600} / 6)) $(CARGO) test --package rampool-server --release --quiet worst_order -- --nocapture
 	@python3 scripts/soak.py
+	@python3 tests/failures/run.py --only=-servers- --seconds $${SECONDS:-3600}
 
 test-block: ## test a file system and swap on a block device from the pool, by the kernel's client in an emulated machine (on Debian; about 5 minutes)
 	@scripts/setup.sh test-block

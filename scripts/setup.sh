@@ -124,6 +124,7 @@ python_packages() { # MODULE:REQUIREMENT ...: into the checkout's own environmen
     [ ${#wanted[@]} -eq 0 ] || .venv/bin/pip install --quiet --disable-pip-version-check "${wanted[@]}"
 }
 case $goal in
+soak) python_packages 'duckdb:duckdb' || exit 1 ;;
 docs) python_packages 'material:mkdocs-material>=9.5,<10' || exit 1 ;;
 wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
 test | test-files)

@@ -6,7 +6,6 @@ server. It may not hang, and it may not see a wrong byte (its own exit code 3).
 """
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -22,11 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "programs"))
-import redis_work  # noqa: E402
+import matrix  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.proxy import Proxy  # noqa: E402
 from harness.suite import Suite  # noqa: E402
 from harness.world import MIB, ROOT, TARGET, Failure, built, check, free_port, rampool_binary  # noqa: E402
+from matrix import AGAIN, restart, status, wait_until  # noqa: E402
 
 LOST = 74
 REFUSED = 125
@@ -35,29 +35,11 @@ NOT_THERE = 127
 PYTHON = ROOT / ".venv/bin/python"
 # Whatever breaks, a page that comes back is compared with what left.
 suite = Suite("failures", always=["--verify"])
-
-
-def status(address, *options):
-    """What `rampool status` says of one server."""
-    done = subprocess.run(
-        [rampool_binary(), "status", "--json", "--server", address, *map(str, options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, check=False
-    )
-    lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
-    answers = lines or json.loads(done.stdout or b"[]")
-    check(answers, f"status says nothing of {address}: {done.stderr.decode()}")
-    return answers[0]
+matrix.register(suite)
 
 
 def free_bytes(address, *options):
-    answer = status(address, *options)
-    return answer.get("status", answer)["free_bytes"]
-
-
-def wait_until(what, condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        check(time.monotonic() < deadline, f"after {seconds} s: not {what}")
-        time.sleep(0.05)
+    return status(address, *options)["free_bytes"]
 
 
 def steady(world, servers, *, local=16 * MIB, options=(), mib=32):
@@ -142,80 +124,6 @@ def hurt(server, how):
         server.process.send_signal(signal.SIGCONT)
 
 
-def survives(world, scale, argv, number, how, after_s, *, local=16 * MIB, env=None):
-    """Runs a program on `number` servers, one of which is hurt in the middle: sooner where it has ended before.
-    Returns what the program wrote."""
-    for _ in range(6):
-        outcome = is_hurt(world, scale, argv, number, how, after_s, local=local, env=env)
-        if outcome is not None:
-            return outcome
-        after_s /= 2
-    check(False, f"{number} servers, one {how}: the program always ended before")
-
-
-def is_hurt(world, scale, argv, number, how, after_s, *, local, env):
-    """None: the program had ended before."""
-    servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
-    running = world.start(argv, local=local, servers=servers, env=env, options=["--memory", "800M"])
-    running.managed_pids(timeout=60)
-    time.sleep(after_s)
-    early = running.ended()
-    victim = servers[scale.seed % number]
-    hurt(victim, how)
-    since = time.monotonic()
-    outcome = running.finish(scale.pick(600, 180))
-    what = f"{number} servers, one {how} after {after_s:.2f} s"
-    check(outcome.code == 0, f"{what}: it ends with {outcome.code}: {outcome.said()}")
-    check("2 copies of each page" in outcome.err, f"{what}: no line says that there are two copies: {outcome.said()}")
-    found = re.search(r"absent (\d+)", outcome.err)
-    check(outcome.faults() > 0 and (not found or int(found.group(1)) > 0), f"{what}: no page left: the test shows nothing\n{outcome.said()}")
-    scale.note(f"{what}: {outcome.wall:.2f} s{', too late' if early else ''}")
-    if early:
-        return None
-    told = any(f"server {victim.address} {what}" in outcome.err for what in ("is lost", "does not answer"))
-    # A program that ends soon may do so before anything is noticed.
-    in_time = told or how == "paused" or time.monotonic() - since < 4
-    check(in_time, f"{what}: no line names {victim.address}: {outcome.said()}")
-    return outcome
-
-
-@suite.test()
-def torture_survives_a_server(world, scale):
-    """Threads and forks, every byte checked."""
-    rng = random.Random(scale.seed)
-    cases = [(number, how) for number in (2, 3) for how in ("killed", "stopped", "paused")]
-    for number, how in scale.pick(cases * 3, [(2, "killed"), (3, "stopped"), (2, "paused")]):
-        argv = [built("torture"), rng.randrange(1 << 30), 8192, 4, scale.pick(20000, 3000), scale.pick(60, 12)]
-        survives(world, scale, argv, number, how, rng.random() * scale.pick(8, 2), local=10 * MIB)
-
-
-@suite.test()
-def sort_survives_a_server(world, scale):
-    rng = random.Random(scale.seed)
-    lines = world.dir / "lines"
-    lines.write_text("".join(f"{rng.randrange(1 << 60):020d}\n" for _ in range(scale.pick(4000, 1000) * 1000)))
-    argv, env = ["sort", "-S", "4G", "--parallel=2", lines], {"LC_ALL": "C"}
-    native = world.run(argv, env=env)
-    cases = [(number, how) for number in (2, 3) for how in ("killed", "stopped", "paused")]
-    for number, how in scale.pick(cases, [(3, "killed"), (2, "stopped")]):
-        outcome = survives(world, scale, argv, number, how, rng.random() * native.wall, local=native.peak_rss // 3, env=env)
-        check(outcome.digest() == native.digest(), f"its output differs\n{outcome.said()}")
-
-
-@suite.test()
-def forks_and_new_programs_after_a_loss(world, scale):
-    """What is forked or started when a server is gone already does without it."""
-    for how in ("killed", "stopped"):
-        servers = [world.serve("900M", name=f"server{n}") for n in range(2)]
-        script = 'for round in 1 2 3; do "$0" 48 "$1" || exit $?; sleep 0.5; done'
-        running = world.start(["sh", "-c", script, built("processes"), "fork-isolation"], local=16 * MIB, servers=servers, options=["--memory", "400M"])
-        running.managed_pids(timeout=60)
-        hurt(servers[0], how)
-        outcome = running.finish(180)
-        check(outcome.code == 0, f"{how}: it ends with {outcome.code}: {outcome.said()}")
-        scale.note(f"{how}: {outcome.wall:.2f} s")
-
-
 def on_a_disk(world):
     """A new directory whose files are not in memory."""
     for base in (world.dir, TARGET, Path("/var/tmp")):
@@ -293,354 +201,6 @@ def the_backup_is_lost(world, scale):
         check(right, f"it ends with {outcome.code}: {outcome.said()}")
     finally:
         shutil.rmtree(room, ignore_errors=True)
-
-
-AGAIN = "every page has 2 copies again"
-
-
-def any_one_can_be_lost(running, servers, scale):
-    """Any of the servers has all of its pages."""
-    servers[scale.seed % len(servers)].kill()
-    time.sleep(2)
-    check(not running.ended(), f"{len(servers)} servers: it ended with a loss: {running.said()}")
-    running.process.send_signal(signal.SIGKILL)
-    outcome = running.finish(60)
-    check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
-
-
-@suite.test(waits=True)
-def each_server_in_turn_goes_and_comes_back(world, scale):
-    """What one has missed it gets; so each of them may go, one after the other, and at last be lost."""
-    for number in scale.pick((2, 3, 5), (3,)):
-        servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
-        running = steady(world, servers)
-        for round, server in enumerate(servers):
-            time.sleep(0.5)
-            server.process.send_signal(signal.SIGSTOP)
-            wait_until("said to be gone", lambda: running.said().count("does not answer") > round or running.ended(), 30)
-            time.sleep(2)
-            server.process.send_signal(signal.SIGCONT)
-            wait_until("caught up", lambda: running.said().count(AGAIN) > round or running.ended(), 60)
-            check(not running.ended(), f"{number} servers: it ended after {round} were stopped: {running.said()}")
-        any_one_can_be_lost(running, servers, scale)
-
-
-def restart(world, server, memory="900M"):
-    """Another run of a server, at the same address, with nothing of what the first one had."""
-    server.kill()
-    return world.serve(memory, listen=server.address, name="again")
-
-
-def restarts_in_turn(world, running, servers, rounds, what, pause_s=0.5, memory="900M"):
-    """Each server in turn is restarted, once the run has all copies again. True: the program ran to the last of them."""
-    for round in range(rounds):
-        time.sleep(pause_s)
-        if running.ended():
-            return False
-        at = round % len(servers)
-        servers[at] = restart(world, servers[at], memory)
-        wait_until(f"{what}: two copies again after restart {round}: {running.said()}", lambda: running.said().count(AGAIN) > round or running.ended(), 90)
-        if running.ended():
-            return False
-        check(running.said().count(AGAIN) == round + 1, f"{what}: it is said more than once: {running.said()}")
-    return True
-
-
-@suite.test(waits=True)
-def each_server_is_restarted_in_turn_twice(world, scale):
-    """As every upgrade does. A server that comes back with nothing is used again, so none of them is missed."""
-    for number in scale.pick((2, 3), (2,)):
-        servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
-        running = steady(world, servers)
-        check(restarts_in_turn(world, running, servers, number * 2, f"{number} servers"), f"{number} servers: it ended: {running.said()}")
-        any_one_can_be_lost(running, servers, scale)
-
-
-@suite.test()
-def torture_survives_restarts(world, scale):
-    """Each server in turn, twice, under threads and forks, every byte checked. Longer until the last restart is within the run."""
-    for number in scale.pick((2, 3), (2,)):
-        steps = scale.pick(20000, 40000)
-        for _ in range(5):
-            servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
-            argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, scale.pick(120, 40)]
-            running = world.start(argv, local=10 * MIB, servers=servers, options=["--memory", "800M"])
-            running.managed_pids(timeout=60)
-            in_time = restarts_in_turn(world, running, servers, number * 2, "torture")
-            outcome = running.finish(600)
-            check(outcome.code == 0 and outcome.faults() > 0, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
-            scale.note(f"{number} servers, {steps} steps: {outcome.wall:.1f} s{'' if in_time else ', too short'}")
-            if in_time:
-                break
-            steps *= 3
-        check(in_time, f"{number} servers: the program always ended before the last restart")
-
-
-def command(*words):
-    """What a command of rampool says, and its exit code."""
-    done = subprocess.run([rampool_binary(), *map(str, words)], capture_output=True, timeout=90, check=False)
-    return done.returncode, (done.stdout + done.stderr).decode()
-
-
-def drained(running, server, by):
-    """Drains a server under a run, which goes on; it ends by itself, and nothing is left there."""
-    if by == "signal":
-        server.process.send_signal(signal.SIGTERM)
-    else:
-        code, said = command("drain", server.address, "--timeout", 60)
-        check(code == 0, f"drain ends with {code}: {said}\n{running.said()}")
-    wait_until("the server has ended", lambda: server.process.poll() is not None, 60)
-    code, said = server.process.returncode, server.said()
-    check(code == 0 and "with clients and their memory" not in said, f"{code}: {running.said()}\n{said}")
-
-
-def comes_to(running, what, condition, seconds=90):
-    """Waits for something that a run does. False: it ended."""
-    wait_until(f"{what}: {running.said()}", lambda: running.ended() or condition(), seconds)
-    return not running.ended()
-
-
-def is_whole(running):
-    """Whether `rampool top` knows the run, and says nothing of missing copies."""
-    code, said = command("top", "--once")
-    lines = [line for line in said.splitlines() if str(running.process.pid) in line.split()]
-    return code == 0 and lines != [] and not any("copies of each" in line for line in lines)
-
-
-def rolls(world, running, servers, rounds):
-    """Each server in turn is drained, ends and is started again, once the run has all copies again. True: the
-    program ran to the last of them."""
-    for round in range(rounds):
-        time.sleep(0.3)
-        if running.ended():
-            return False
-        at = round % len(servers)
-        drained(running, servers[at], ("signal", "command")[round % 2])
-        before = running.said().count(" is back, and")
-        servers[at] = world.serve("900M", "--drain-ms", 15000, listen=servers[at].address, name="again")
-        if not comes_to(running, f"back {round}", lambda: running.said().count(" is back, and") > before, 30):
-            return False
-        if not comes_to(running, f"two copies again, round {round}", lambda: is_whole(running)):
-            return False
-    return True
-
-
-def lent(world, number):
-    return [world.serve("900M", "--drain-ms", 15000, name=f"server{n}") for n in range(number)]
-
-
-def tortured(world, scale, servers, steps, seconds):
-    argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, seconds]
-    running = world.start(argv, local=10 * MIB, servers=servers, options=["--memory", "400M"])
-    running.managed_pids(timeout=60)
-    return running
-
-
-@suite.test()
-def all_servers_are_drained_in_turn(world, scale):
-    """A rolling restart, twice, under threads and forks, every byte checked. Longer until the last one is
-    within the run."""
-    for number in scale.pick((2, 3, 5), (2,)):
-        steps = scale.pick(20000, 40000)
-        for _ in range(5):
-            servers = lent(world, number)
-            running = tortured(world, scale, servers, steps, scale.pick(120, 40))
-            in_time = rolls(world, running, servers, number * scale.pick(2, 1))
-            outcome = running.finish(900)
-            right = outcome.code == 0 and outcome.faults() > 0
-            check(right, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
-            scale.note(f"{number} servers, {steps} steps: {outcome.wall:.1f} s, in time: {in_time}")
-            if in_time:
-                break
-            steps *= 3
-        check(in_time, f"{number} servers: the program always ended before the last one")
-
-
-@suite.test()
-def each_server_in_turn_is_slow(world, scale):
-    """By 50 ms, under threads and forks, every byte checked. Longer until the last one is within the run."""
-    for number in scale.pick((2, 3, 5), (3,)):
-        steps = scale.pick(20000, 4000)
-        for _ in range(5):
-            proxies = [Proxy(server.address) for server in lent(world, number)]
-            running = tortured(world, scale, [proxy.address for proxy in proxies], steps, scale.pick(120, 40))
-            for proxy in proxies:
-                time.sleep(1)
-                proxy.delay_s, proxy.mode = 0.05, "slow"
-                time.sleep(2)
-                proxy.mode = "pass"
-            in_time = not running.ended()
-            outcome = running.finish(900)
-            right = outcome.code == 0 and outcome.faults() > 0 and " is lost" not in outcome.err
-            check(right, f"{number} servers: it ends with {outcome.code}: {outcome.said()}")
-            scale.note(f"{number} servers, {steps} steps: {outcome.wall:.1f} s, in time: {in_time}")
-            for proxy in proxies:
-                proxy.close()
-            if in_time:
-                break
-            steps *= 3
-        check(in_time, f"{number} servers: the program always ended before the last one")
-
-
-@suite.test()
-def a_third_server_takes_the_place_of_a_lost_one(world, scale):
-    """And gives it back. Then any one may be lost, two of three in all."""
-    for how in scale.pick(("killed", "stopped"), ("killed",)):
-        servers = lent(world, 3)
-        running = steady(world, servers)
-        hurt(servers[0], how)
-        comes_to(running, "two copies again", lambda: AGAIN in running.said())
-        check("take the place of" in running.said(), f"no line says so: {running.said()}")
-        if how == "killed":
-            servers[0] = world.serve("900M", listen=servers[0].address, name="again")
-            comes_to(running, "back", lambda: " is back, and" in running.said(), 30)
-            comes_to(running, "whole", lambda: is_whole(running))
-        any_one_can_be_lost(running, servers if how == "killed" else servers[1:], scale)
-
-
-@suite.test(reduced=False)
-def two_of_three_servers_are_lost_one_after_the_other(world, scale):
-    """Once others have taken the place of the first one, the second may go, too, under threads and forks."""
-    for steps in (60000, 240000, 960000):
-        servers = lent(world, 3)
-        running = tortured(world, scale, servers, steps, 60)
-        servers[0].kill()
-        in_time = comes_to(running, "two copies again", lambda: AGAIN in running.said())
-        servers[1].kill()
-        outcome = running.finish(900)
-        right = outcome.code == 0 and outcome.faults() > 0
-        check(right, f"it ends with {outcome.code}: {outcome.said()}")
-        if in_time:
-            return
-    check(False, "the program always ended before")
-
-
-@suite.test(reduced=False)
-def servers_that_drain_or_fill_up_are_killed(world, scale):
-    """A server is killed while it drains, or another one; then the run is given one more."""
-    for victim in (0, 1, 0, 1):
-        servers = lent(world, 3)
-        running = steady(world, servers, mib=48)
-        servers[0].process.send_signal(signal.SIGTERM)
-        time.sleep(random.Random(scale.seed + victim).random() * 0.05)
-        servers[victim].kill()
-        time.sleep(2)
-        check(not running.ended(), f"server {victim} killed while the first drains: {running.said()}")
-        grown = world.serve("900M", name="grown")
-        code, said = command("grow", running.process.pid, "--server", grown.address)
-        check(code == 0, f"grow ends with {code}: {said}\n{running.said()}")
-        comes_to(running, "whole", lambda: is_whole(running))
-        wait_until("a lease at the new server", lambda: free_bytes(grown.address) < 900 * MIB, 10)
-        left = [server for server in (*servers[1:], grown) if server is not servers[victim]]
-        any_one_can_be_lost(running, left, scale)
-    code, said = command("grow", 1, "--server", grown.address)
-    check(code == 125 and "no run 1" in said, f"grow of no run ends with {code}: {said}")
-
-
-# Sorts, and compares, until it is told to end.
-SORTS = 'while [ ! -e "$1" ]; do sort -S 4G --parallel=2 "$2" | cmp - "$3" || exit 1; echo sorted; done'
-
-
-@suite.test()
-def sort_survives_restarts(world, scale):
-    """Each server in turn, while files are sorted one after another."""
-    rng = random.Random(scale.seed)
-    lines, expected, stop = world.dir / "lines", world.dir / "expected", world.dir / "stop"
-    lines.write_text("".join(f"{rng.randrange(1 << 60):020d}\n" for _ in range(scale.pick(8_000_000, 2_000_000))))
-    argv, env = ["sort", "-S", "4G", "--parallel=2", lines], {"LC_ALL": "C"}
-    native = world.run(argv, env=env)
-    expected.write_bytes(native.out.read_bytes())
-    servers = [world.serve("1900M", name=f"server{n}") for n in range(2)]
-    program, options = ["sh", "-c", SORTS, "sh", stop, lines, expected], ["--memory", "1800M"]
-    running = world.start(program, local=native.peak_rss // 4, servers=servers, env=env, options=options)
-    running.managed_pids(timeout=60)
-    check(restarts_in_turn(world, running, servers, scale.pick(4, 2), "sort", pause_s=0.2, memory="1900M"), f"it ended: {running.said()}")
-    stop.touch()
-    outcome = running.finish(600)
-    check(outcome.code == 0 and outcome.faults() > 0, f"it ends with {outcome.code}: {outcome.said()}")
-    scale.note(f"{outcome.text().count('sorted')} sorts in {outcome.wall:.1f} s, natively {native.wall:.1f} s each")
-
-
-# Changes a database in memory until it is told to end, each row known.
-DATABASE = """
-import os, random, sqlite3, sys
-stop, seed = sys.argv[1], int(sys.argv[2])
-db = sqlite3.connect(":memory:")
-db.execute("create table rows (k integer primary key, version integer, body blob)")
-body = lambda k, version: random.Random(k * 1000003 + version).randbytes(900)
-versions = [0] * 40000
-db.executemany("insert into rows values (?, 0, ?)", ((k, body(k, 0)) for k in range(len(versions))))
-print("filled", flush=True)
-rng = random.Random(seed)
-while not os.path.exists(stop):
-    for _ in range(500):
-        k = rng.randrange(len(versions))
-        version, found = db.execute("select version, body from rows where k = ?", (k,)).fetchone()
-        assert (version, found) == (versions[k], body(k, versions[k])), k
-        if rng.random() < 0.3:
-            versions[k] += 1
-            db.execute("update rows set version = ?, body = ? where k = ?", (versions[k], body(k, versions[k]), k))
-for k, version, found in db.execute("select k, version, body from rows order by k"):
-    assert (version, found) == (versions[k], body(k, version)), k
-assert db.execute("pragma integrity_check").fetchone() == ("ok",)
-print("all right", flush=True)
-"""
-
-
-@suite.test()
-def sqlite_survives_restarts(world, scale):
-    script, stop = world.dir / "database.py", world.dir / "stop"
-    script.write_text(DATABASE)
-    servers = [world.serve("900M", name=f"server{n}") for n in range(2)]
-    running = world.start(["python3", script, stop, scale.seed], local=24 * MIB, servers=servers, options=["--memory", "800M"])
-    running.wait_for("filled", 120)
-    in_time = restarts_in_turn(world, running, servers, 4, "SQLite")
-    check(in_time, f"it ended: {running.said()}")
-    stop.touch()
-    outcome = running.finish(300)
-    check(outcome.code == 0 and "all right" in outcome.text() and outcome.faults() > 0, f"it ends with {outcome.code}: {outcome.said()}")
-
-
-@suite.test()
-def redis_survives_restarts(world, scale):
-    """While its child saves, and while new children are forked."""
-    keys = scale.pick(80_000, 40_000)
-    servers = [world.serve("1900M", name=f"server{n}") for n in range(2)]
-    port, home = free_port(), world.dir / "redis"
-    home.mkdir()
-    argv = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home, "--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", "dump.rdb"]
-    running = world.start(argv, local=keys * 400, servers=servers, options=["--memory", "1800M"])
-    client, versions, done, trouble = redis_work.Client(port, timeout=120), [0] * keys, threading.Event(), []
-    redis_work.fill(client, keys)
-
-    def work():
-        try:
-            saves = 0
-            while not done.is_set():
-                if b"rdb_bgsave_in_progress:0" in client("INFO", "persistence"):
-                    assert client("BGSAVE") == b"Background saving started", "BGSAVE does not start"
-                    saves += 1
-                redis_work.mix(client, versions, 400, scale.seed + saves)
-            scale.note(f"{saves} saves")
-        except Exception as error:  # noqa: BLE001
-            trouble.append(error)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    in_time = restarts_in_turn(world, running, servers, 4, "Redis", memory="1900M")
-    done.set()
-    worker.join(180)
-    check(in_time and not trouble and not worker.is_alive(), f"{trouble} {running.said()}")
-    deadline = time.monotonic() + 120
-    while b"rdb_bgsave_in_progress:0" not in client("INFO", "persistence"):
-        check(time.monotonic() < deadline, "BGSAVE does not end")
-        time.sleep(0.1)
-    info = client("INFO", "persistence")
-    check(b"rdb_last_bgsave_status:ok" in info, f"BGSAVE: {info.decode()}\n{running.said()}")
-    redis_work.verify(client, versions)
-    client.send([[b"SHUTDOWN", b"NOSAVE"]])
-    outcome = running.finish(60)
-    check(outcome.code == 0 and outcome.faults() > 0, f"redis ends with {outcome.code}: {outcome.said()}")
 
 
 @suite.test(waits=True)
@@ -784,7 +344,7 @@ def programs_fork_while_their_server_stops(world, scale):
     os.close(read_end)
     running.wait_for("up", 60)
     server.process.terminate()
-    answer = lambda: (told := status(server.address)).get("status", told)
+    answer = lambda: status(server.address)
     wait_until("the server says that it stops", lambda: answer()["draining"])
     refused = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "100M"], timeout=60)
     check(refused.code == REFUSED and "the server is stopping" in refused.err, f"{refused.code} {refused.said()}")
@@ -963,7 +523,7 @@ def memory_of_a_process_returns_while_its_run_goes_on(world, scale):
     running = world.start(["python3", script], local=16 * MIB, servers=[server], options=["--memory", "300M"], stdin=read_end)
     os.close(read_end)
     running.wait_for("done", 120)
-    used = lambda: (answer := status(server.address)).get("status", answer)["used_bytes"]
+    used = lambda: status(server.address)["used_bytes"]
     wait_until("the workers' pages are freed", lambda: used() < 8 * MIB, 60)
     os.close(write_end)
     outcome = running.finish(30)
@@ -1137,7 +697,7 @@ def link_is_cut_in_a_network_namespace(world, scale):
         )
         running.wait_for("steady", 60)
         # For three seconds, then a reset by the kernel if it can do that: the program goes on.
-        seen = lambda: (answer := status(server.address, "--key-file", key)).get("status", answer)["operations"]["got_pages"]
+        seen = lambda: status(server.address, "--key-file", key)["operations"]["got_pages"]
         ip("-n", name, "link", "set", f"{name}b", "down")
         time.sleep(3)
         ip("-n", name, "link", "set", f"{name}b", "up")

@@ -16,7 +16,8 @@ def _reset(s):
 
 class Proxy:
     """Forwards to `target`. Its `mode` may change at any moment:
-    `pass`, `slow` (each piece waits), `narrow` (bytes per second), `hole` (nothing passes, nothing ends), `cut` (connections are reset) and
+    `pass`, `slow` (each piece waits), `narrow` (bytes per second), `hole` (nothing passes, nothing ends),
+    `deaf` and `mute` (the same of requests, and of answers), `cut` (connections are reset) and
     `corrupt` (now and then a bit of the server's answer is flipped)."""
 
     def __init__(self, target, seed=1):
@@ -62,8 +63,8 @@ class Proxy:
                         data = bytearray(data)
                         data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
                         self.corrupted += 1
-                while self.mode == "hole":
-                    time.sleep(0.01)
+                while self.mode in ("hole", "mute" if answers else "deaf"):
+                    time.sleep(0.1)
                 self.passed += len(data)
                 sink.sendall(data)
         except OSError:

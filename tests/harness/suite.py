@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import random
 import sys
 import time
 import traceback
@@ -40,6 +41,8 @@ class Suite:
         parser.add_argument("--only", action="append", default=[], help="tests whose name contains this; repeatable")
         parser.add_argument("--seed", type=int, default=None, help="seed of everything random (printed by every run)")
         parser.add_argument("--repeat", type=int, default=1)
+        shuffles = "begin no test after this time, in an order that the seed gives, so that each has its turn"
+        parser.add_argument("--seconds", type=float, help=shuffles)
         parser.add_argument("--keep", action="store_true", help="keep the tests' directories")
         parser.add_argument("--list", action="store_true")
         args = parser.parse_args()
@@ -49,12 +52,18 @@ class Suite:
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(4), "little")
         print(f"{self.name}: seed {seed} (repeat with --seed {seed})", flush=True)
         procs.adopt_orphans()
-        ran, failed, started = 0, {}, time.monotonic()
+        chosen = [
+            (name, function) for name, function, reduced, lane in self.tests
+            if (not args.only or any(part in name for part in args.only))
+            and (reduced or not args.reduced) and args.lane in (None, lane)
+        ]
+        if args.seconds is not None:
+            random.Random(seed).shuffle(chosen)
+        ran, failed, started, left = 0, {}, time.monotonic(), 0
         for round_ in range(args.repeat):
-            for name, function, reduced, lane in self.tests:
-                if args.only and not any(part in name for part in args.only):
-                    continue
-                if args.reduced and not reduced or args.lane not in (None, lane):
+            for name, function in chosen:
+                if args.seconds is not None and time.monotonic() - started > args.seconds:
+                    left += 1
                     continue
                 ran += 1
                 began = time.monotonic()
@@ -72,6 +81,8 @@ class Suite:
                 print(f"{name:<34} {time.monotonic() - began:7.1f} s  {verdict}", flush=True)
                 for line in scale.notes:
                     print(f"    {line}", flush=True)
+        if left:
+            print(f"{self.name}: {left} tests were not begun in {args.seconds:.0f} s", flush=True)
         took = f"in {time.monotonic() - started:.0f} s, seed {seed}"
         if ran == 0:
             sys.exit(f"{self.name}: no test of that name; --list tells the names")

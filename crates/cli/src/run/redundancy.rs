@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rampool_client::pool::{Pool, ServerSpec, ServerState, ServerStats};
+use rampool_client::pool::{LeaseTicket, Pool, ServerSpec, ServerState, ServerStats};
 use rampool_client::stats::StatsSnapshot;
 use rampool_kernel::words::remark;
 use rampool_paging::placement::ServerIndex;
@@ -26,6 +26,8 @@ pub struct Redundancy {
     full: Vec<String>,
     /// Servers that hold no pages for now.
     out: Vec<bool>,
+    /// Servers that drain or were left, with the lease that the run had there.
+    drained: Vec<(ServerIndex, LeaseTicket)>,
     /// When a process of the run was last seen at a server that drains.
     stayed: Instant,
     misses: bool,
@@ -53,6 +55,7 @@ impl Redundancy {
             silent,
             full: Vec::new(),
             out: Vec::new(),
+            drained: Vec::new(),
             stayed: Instant::now(),
             misses: false,
             said: Instant::now(),
@@ -65,8 +68,7 @@ impl Redundancy {
             return;
         }
         let asked = self.grow(pool);
-        // Who begins now does not join a server that drains.
-        let ticket = pool.draining_servers().fold(pool.lease_ticket(), |ticket, of| ticket.leaving(of));
+        let ticket = self.ticket(pool);
         if ticket != self.settings.ticket {
             self.settings.ticket = ticket;
             if let Err(error) = self.settings.write() {
@@ -96,6 +98,19 @@ impl Redundancy {
         }
         pool.stay(self.stayed.elapsed() < DISMISSED);
         pool.knock();
+    }
+
+    /// For processes that begin now. They do not join a server that drains, nor one that was left before it
+    /// has a new lease: the old one ends there with its last process.
+    fn ticket(&mut self, pool: &Pool) -> LeaseTicket {
+        let ticket = pool.lease_ticket();
+        self.drained.retain(|(of, lease)| ticket.is_same_at(lease, *of));
+        for of in pool.draining_servers() {
+            if self.drained.iter().all(|(known, _)| *known != of) {
+                self.drained.push((of, ticket.clone()));
+            }
+        }
+        self.drained.iter().fold(ticket, |ticket, (of, _)| ticket.leaving(*of))
     }
 
     /// Takes in a server that somebody has named meanwhile.
