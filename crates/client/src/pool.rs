@@ -276,9 +276,9 @@ impl Pool {
             pool.ticket.copies = 1;
             shared = pool.lease_shares(config, reach, servers, bytes, name, &mut granted);
         }
-        // With one copy there is none without it.
-        let needed = down.filter(|_| pool.ticket.copies < 2);
-        match shared.and_then(|()| needed.map_or(Ok(()), Err)) {
+        // With one copy there is none without it, and with two it may be what is missing.
+        let needed = down.filter(|_| pool.ticket.copies < 2 || too_little);
+        match needed.map_or(shared, Err) {
             Ok(()) => pool.settle(servers, granted),
             Err(error) => {
                 // What others have granted would lie idle for the grace time.
