@@ -23,7 +23,7 @@ use super::super::workload::{random_bytes, word};
 const SERVERS: usize = 3;
 const LINK: Rate = Rate::OneGbit;
 /// Ends what would wait for ever.
-const WATCHDOG: Duration = Duration::from_secs(15);
+const WATCHDOG: Duration = Duration::from_secs(60);
 /// How often the client looks whether a lost server is there again, while nothing happens.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Pages of one plain store, and how many of these are under way: more than a connection takes at once.
