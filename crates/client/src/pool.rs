@@ -1086,8 +1086,8 @@ impl Pool {
     /// Whether a server that is there has yet to get pages that it has missed.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        let there = self.shell.servers.iter().filter(|server| server.is_there());
-        there.map(|server| self.shell.client.missed_pages(server.index).0).sum::<u64>() > 0
+        let mut there = self.shell.servers.iter().filter(|server| server.is_there());
+        there.any(|server| self.shell.client.missed_pages(server.index).0 > 0)
     }
 
     /// Those of these pages that no server has which is there or waited for: two copies were there, one was

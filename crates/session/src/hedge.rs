@@ -32,7 +32,7 @@ const SLOW: Duration = Duration::from_millis(1);
 const LATE: u32 = 8;
 const EARNS: u32 = 3;
 const COSTS: u32 = 100;
-/// Servers begin to be slow when nobody expects it.
+/// A server may become slow after a long calm: so many reads may turn at once then.
 const MOST_TOKENS: u32 = 16 * COSTS;
 /// One read in so many of those that a slow server would get begins there.
 const PROBE_EVERY: u32 = 100;

@@ -9,7 +9,7 @@
 //!                                                     '--needed, or its time has come------'
 //! ```
 //!
-//! Whoever looks takes the messages of all: then they wake nobody. The state only: the host tells the kernel.
+//! A thread that looks takes all threads' messages, which then wake no other. The host tells the kernel.
 
 use std::time::Instant;
 
