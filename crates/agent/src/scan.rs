@@ -16,9 +16,10 @@ const SMALLEST_BSS_BYTES: usize = 1 << 20;
 /// [`LARGEST_STACK_BYTES`].
 const LARGEST_GUARD_BYTES: usize = 64 << 10;
 const LARGEST_STACK_BYTES: usize = 64 << 20;
-/// The heaps that the GNU C library's `malloc` makes for threads begin at multiples of this. What a full one has
-/// left over at its end lies below the next one like a guard area. A stack begins behind its guard area: not
-/// there, unless its mapping begins a guard area before.
+/// The heaps that the GNU C library's `malloc` makes for threads are this large and begin at multiples of it.
+/// What a full one has left over at its end lies below the next one like a guard area. A stack may begin at a
+/// multiple too, and must not be taken over: a thread starts with all signals blocked, so in the lowest fault
+/// mode the kernel would end the process at the thread's first absent page.
 const HEAP_BYTES: usize = 64 << 20;
 
 /// The whole pages that have `[start, end)`.
@@ -62,13 +63,23 @@ pub fn candidates_with_gaps(mut each: impl FnMut(usize, usize)) -> std::io::Resu
 /// Calls `each` with every mapping, the one before, and whether it is to be taken over.
 fn judged(mut each: impl FnMut(&Vma, Option<&Vma>, bool)) -> std::io::Result<()> {
     let mut before = None;
+    let mut last: Option<Vma> = None;
+    let mut judge = |before: &mut Option<Vma>, vma: Vma, after: Option<&Vma>| {
+        each(&vma, before.as_ref(), is_candidate(&vma, before.as_ref(), after));
+        *before = Some(vma);
+    };
     read_maps(|vma| {
-        let below = before.replace(*vma);
-        each(vma, below.as_ref(), is_candidate(vma, below.as_ref()));
-    })
+        if let Some(last) = last.replace(*vma) {
+            judge(&mut before, last, Some(vma));
+        }
+    })?;
+    if let Some(last) = last {
+        judge(&mut before, last, None);
+    }
+    Ok(())
 }
 
-fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
+fn is_candidate(vma: &Vma, before: Option<&Vma>, after: Option<&Vma>) -> bool {
     if !vma.is_private_memory() {
         return false;
     }
@@ -81,12 +92,20 @@ fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
             let has_guard = touches.is_some_and(|b| {
                 b.kind == VmaKind::Anonymous && !b.readable && !b.writable && b.bytes() <= LARGEST_GUARD_BYTES
             });
-            let is_stack =
-                has_guard && vma.bytes() <= LARGEST_STACK_BYTES && !vma.start.is_multiple_of(HEAP_BYTES);
+            let is_stack = has_guard && vma.bytes() <= LARGEST_STACK_BYTES && !is_heap_of_thread(vma, after);
             !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || is_stack)
         }
         VmaKind::MainStack | VmaKind::Kernel | VmaKind::File => false,
     }
+}
+
+/// Whether `vma` is the used part of a thread's heap, or all of it: what is not used yet lies closed above it.
+fn is_heap_of_thread(vma: &Vma, after: Option<&Vma>) -> bool {
+    let unused = after.filter(|after| {
+        after.start == vma.end && after.kind == VmaKind::Anonymous && !after.readable && !after.writable
+    });
+    let end = unused.map_or(vma.end, |unused| unused.end);
+    vma.start.is_multiple_of(HEAP_BYTES) && end - vma.start >= HEAP_BYTES
 }
 
 /// The page that holds this thread's table of thread-local storage: the C library keeps it on the program's
@@ -141,22 +160,28 @@ mod tests {
     fn stacks_small_mappings_and_library_bss_stay() {
         let big = 16 << 20;
         let anonymous = vma(big, 2 * big, VmaKind::Anonymous, true);
-        assert!(is_candidate(&anonymous, None));
-        assert!(!is_candidate(&vma(big, big + 4096, VmaKind::Anonymous, true), None));
+        assert!(is_candidate(&anonymous, None, None));
+        assert!(!is_candidate(&vma(big, big + 4096, VmaKind::Anonymous, true), None, None));
         let guard = vma(big - 4096, big, VmaKind::Anonymous, false);
-        assert!(!is_candidate(&anonymous, Some(&guard)));
+        assert!(!is_candidate(&anonymous, Some(&guard), None));
         let heap = vma(HEAP_BYTES, 2 * HEAP_BYTES - 4096, VmaKind::Anonymous, true);
         let left_over = vma(HEAP_BYTES - (24 << 10), HEAP_BYTES, VmaKind::Anonymous, false);
-        assert!(is_candidate(&heap, Some(&left_over)), "a heap of a thread above a full one");
+        let unused = vma(2 * HEAP_BYTES - 4096, 2 * HEAP_BYTES, VmaKind::Anonymous, false);
+        assert!(is_candidate(&heap, Some(&left_over), Some(&unused)), "a heap of a thread above a full one");
+        let stack = vma(HEAP_BYTES, HEAP_BYTES + (8 << 20), VmaKind::Anonymous, true);
+        let guard_above = vma(stack.end, stack.end + 4096, VmaKind::Anonymous, false);
+        for after in [None, Some(&guard_above)] {
+            assert!(!is_candidate(&stack, Some(&left_over), after), "a stack that begins where a heap could");
+        }
         let arena = vma(0, big, VmaKind::Anonymous, false);
-        assert!(is_candidate(&anonymous, Some(&arena)), "a large closed mapping below is no guard");
+        assert!(is_candidate(&anonymous, Some(&arena), None), "a large closed mapping below is no guard");
         let file = vma(0, big, VmaKind::File, true);
-        assert!(!is_candidate(&vma(big, big + (512 << 10), VmaKind::Anonymous, true), Some(&file)));
+        assert!(!is_candidate(&vma(big, big + (512 << 10), VmaKind::Anonymous, true), Some(&file), None));
         assert!(
-            is_candidate(&anonymous, Some(&file)),
+            is_candidate(&anonymous, Some(&file), None),
             "a program's large static arrays are memory like any other"
         );
-        assert!(!is_candidate(&vma(0, big, VmaKind::Anonymous, false), None));
+        assert!(!is_candidate(&vma(0, big, VmaKind::Anonymous, false), None, None));
     }
 
     #[test]

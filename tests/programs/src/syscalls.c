@@ -182,10 +182,10 @@ static void streams(void) {
     struct iovec to = {back, 8 * PAGE}, from = {buffer + 100 * PAGE, 8 * PAGE};
     if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 8 * PAGE)
         for (size_t i = 0; i < 8; i++) must_be(back + i * PAGE, 12100 + i, "process_vm_readv");
+    for (size_t i = 0; i < 8; i++) fill_page(back + i * PAGE, 12200 + i);
     pushed_out();
-    if (process_vm_writev(getpid(), &to, 1, &from, 1, 0) == 8 * PAGE) {
-        for (size_t i = 0; i < 8; i++) must_be(buffer + (100 + i) * PAGE, 12100 + i, "process_vm_writev");
-    }
+    if (process_vm_writev(getpid(), &to, 1, &from, 1, 0) == 8 * PAGE)
+        for (size_t i = 0; i < 8; i++) must_be(buffer + (100 + i) * PAGE, 12200 + i, "process_vm_writev");
     munmap(back, 8 * PAGE);
 }
 
