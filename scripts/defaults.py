@@ -58,6 +58,10 @@ SETTINGS = {
     },
     "copies": {
         "crates/session/src/copies.rs": ["PIECES", "PIECE_PAGES", "PASS"],
+        "crates/session/src/hedge.rs": [
+            "LONG_HALVES", "LEAST", "SLOW_TIMES", "SLOW", "LATE",
+            "EARNS", "COSTS", "MOST_TOKENS", "PROBE_EVERY",
+        ],
         "crates/session/src/pace.rs": ["CALM", "LOWEST", "HIGHEST", "LONGEST_PAUSE", "LATE_QUARTERS", "WINDOW", "MOST_PATIENCE", "ENOUGH"],
         "crates/session/src/session.rs": ["SPARE_SILENCE", "SPARE_SLOWEST", "MOST_SPARE_SILENCE", "SUSPICION", "SLOWEST"],
     },
