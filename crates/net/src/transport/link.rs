@@ -85,7 +85,7 @@ const SEALED_BUFFER_BYTES: usize = HEADER_BYTES + MAX_TABLE_BYTES + MAX_PLAIN_BY
 /// header.
 const AHEAD_BYTES: usize = 1024;
 /// Bulk of this length leaves in one piece with its head, copied: to hand the kernel a list of pieces costs
-/// more. A page is as long.
+/// more, and for shared memory to keep them. A page is as long.
 const COPIED_BULK_BYTES: usize = 4 * 1024;
 const LINE_BYTES: usize = 64;
 /// Sealed messages without content that may come in a row.
@@ -381,7 +381,7 @@ impl<G> Link<G> {
     pub fn copies(&self, bulk: usize) -> bool {
         bulk <= COPIED_BULK_BYTES
             && self.seal.is_none()
-            && self.carrier.asks_kernel()
+            && (self.carrier.asks_kernel() || self.carrier.shares_memory())
             && self.zero_copy.is_err()
     }
 
