@@ -613,15 +613,15 @@ pub unsafe extern "C" fn rampool_direct_get_layout(
 /// because until then puts from it send the old pages, whatever is mapped there.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() and was not closed.
+/// `direct` came from rampool_direct_open() and was not closed; the memory is mapped, and readable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_keep(
     direct: *mut DirectHandle,
     address: *const c_void,
     bytes: usize,
 ) -> c_int {
-    // SAFETY: null or valid, as the caller promises.
-    let kept = unsafe { direct.as_mut() }.map(|direct| direct.0.keep_at(address.cast(), bytes));
+    // SAFETY: null or valid, and mapped memory, as the caller promises.
+    let kept = unsafe { direct.as_mut().map(|direct| direct.0.keep_at(address.cast(), bytes)) };
     c_int::from(kept.is_none_or(|kept| kept == Kept::Watched))
 }
 

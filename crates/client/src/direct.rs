@@ -351,11 +351,15 @@ impl Direct {
     /// To unmap watched memory takes some microseconds more. The mappings that the memory lies in are watched
     /// as a whole, for as long as they exist.
     pub fn keep(&mut self, memory: &[u8]) -> Kept {
-        self.keep_at(memory.as_ptr(), memory.len())
+        // SAFETY: the memory that the slice borrows.
+        unsafe { self.keep_at(memory.as_ptr(), memory.len()) }
     }
 
-    /// As [`Direct::keep`], of memory at an address.
-    pub fn keep_at(&mut self, start: *const u8, bytes: usize) -> Kept {
+    /// As [`Direct::keep`], of memory at an address, whose bytes others may change.
+    ///
+    /// # Safety
+    /// The memory is mapped, and readable.
+    pub unsafe fn keep_at(&mut self, start: *const u8, bytes: usize) -> Kept {
         // Where nothing is sent without a copy, nothing is registered, and nothing can be stale.
         let Some(engine) = &self.zero_copy else { return Kept::Watched };
         engine
