@@ -447,8 +447,8 @@ impl Pool {
         pool.do_without_some(ticket, troubles)
     }
 
-    /// Waits for the servers that came later, a moment and in vain if need be: a region that is handed over is
-    /// taken over where there is a connection. Where there is none, its pages there would have to be copied anew.
+    /// Waits for the servers that came later, a moment and in vain if need be: a region that is handed over
+    /// is taken over where there is a connection. Where there is none, its pages are copied there anew.
     fn await_later(&mut self, ticket: &LeaseTicket, config: &PoolConfig) {
         let until = Instant::now() + rampool_session::MOST_SPARE_SILENCE;
         let inherited = |index: usize| config.without.get(index).is_some_and(|of| of.at_first);
