@@ -91,6 +91,45 @@ fn a_page_of_no_such_size_is_refused() {
     }
 }
 
+/// S4, figure 11. A rank reads its columns of every other rank's rows. S4 counts 128 and 192 faults on two
+/// and four nodes for 512 rows of 8 KB, which fits pages of two rows.
+#[test]
+fn a_transpose_faults_once_for_each_page_of_the_other_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("stats");
+    let faults = |protocol, points, ranks: u64, page| {
+        let output = rampool()
+            .args(["launch", "-n", &ranks.to_string(), "--protocol", protocol, "--page-size", page])
+            .arg(format!("--stats={}", file.display()))
+            .arg(env!("CARGO_BIN_EXE_rampool"))
+            .args(["example", "fft", points])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let reports: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let of = |report: &serde_json::Value| report["counts"]["read faults"].as_u64().unwrap();
+        reports.as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    for protocol in ["sc", "lrc"] {
+        for (points, page, two, four) in [
+            ("262144", "16K", 128, 192),
+            ("262144", "8K", 256, 384),
+            ("262144", "4K", 256, 384),
+            ("65536", "4K", 128, 192),
+            ("65536", "8K", 64, 96),
+        ] {
+            for (ranks, one) in [(2, two), (4, four)] {
+                let found = faults(protocol, points, ranks, page);
+                let transposes = 3;
+                assert!(
+                    found.len() as u64 == ranks && found.iter().all(|&count| count == transposes * one),
+                    "{points} points, {ranks} ranks, pages of {page}, {protocol}: {found:?}, not {one} each"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_program_is_refused_where_it_is_not_legal() {
     let output =
