@@ -851,7 +851,7 @@ rampool_status rampool_direct_get_layout(rampool_direct *direct,
  * because until then puts from it send the old pages, whatever is mapped there.
  *
  * Requirements:
- * `direct` came from rampool_direct_open() and was not closed.
+ * `direct` came from rampool_direct_open() and was not closed; the memory is mapped, and readable.
  */
 int rampool_direct_keep(rampool_direct *direct,
                         const void *address,
