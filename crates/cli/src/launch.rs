@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: u16,
 
-    /// Default consistency protocol: sc, lrc, hlrc, aurc, ibec or auto [default: hlrc]
+    /// Default consistency protocol: sc, lrc, hlrc, aurc, ibec or auto [default: auto]
     #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"])]
     protocol: Option<String>,
 

@@ -2060,7 +2060,7 @@ fn calls_return_the_error_where_the_program_asks_for_that() {
 fn ranks_that_do_not_fit_together_refuse_each_other_by_name() {
     for (how, words) in [
         ("versions", ["rank 1 is rampool 0.0.9", "rank 0 is rampool"]),
-        ("settings", ["rank 1 has lrc", "rank 0 has hlrc"]),
+        ("settings", ["rank 1 has lrc", "rank 0 has auto"]),
     ] {
         let (said, code) = Launch::new(2, how).fails();
         assert!(words.iter().all(|word| said.contains(word)), "{said}");

@@ -190,7 +190,7 @@ impl SharedConfig {
             run: String::new(),
             run_key: None,
             build: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol: ProtocolKind::Hlrc,
+            protocol: ProtocolKind::Auto,
             page_bytes: 4096,
             homes: Homes::Cyclic,
             managers: Managers::Cyclic,
