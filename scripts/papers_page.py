@@ -5,6 +5,7 @@
 """
 
 import re
+import statistics
 import textwrap
 
 from plot import short, spread
@@ -279,14 +280,17 @@ def locks(part, paper):
     yield table(["", "paper", "here"], rows)
 
 
+# Those shown of one to eight.
+RANKS = (1, 2, 4, 8)
+
+
 def locks_ranks(part, paper):
     """S5's locks: a section's time and messages by scheme, and next to lazy release consistency."""
-    ranks = range(1, 9)
     place_of = lambda by: (by["way"], by["managers"])
     places = dict.fromkeys(place_of(one["parameters"]) for one in part["series"])
     of = lambda figure, what, scheme, place: [
         only(part, experiment=figure, what=what, scheme=scheme, way=place[0], managers=place[1], ranks=n)
-        for n in ranks
+        for n in RANKS
     ]
     over = lambda a, b: [short(x["median"] / y["median"]) if y["median"] else "" for x, y in zip(a, b)]
     rows, messages, others, first = [], [], [], []
@@ -304,7 +308,7 @@ def locks_ranks(part, paper):
             pair = (of("table 3", what, scheme, place) for what in ("first", "bytes"))
             shares = [f"{100 * float(one):.0f}" if one else "" for one in over(*pair)]
             first += [[f"{scheme}, {name}", *shares]] if "one" not in place[1] else []
-    head = list(map(str, ranks))
+    head = list(map(str, RANKS))
     yield table(["figure 2, us a section, processes", *head], rows)
     yield table(["figure 2, messages, old / new", *head], messages)
     yield table(["table 3, ibec / lrc", "paper, 8", *head], others)
@@ -313,18 +317,21 @@ def locks_ranks(part, paper):
 
 def programs_ranks(part, paper):
     """S5's programs: the speed-up, and the share of write faults in the waiting of SOR."""
-    ranks = range(1, 9)
-    of = lambda way, what: [only(part, **way, ranks=n, what=what)["median"] for n in ranks]
-    over = lambda way, a, b, times: [short(times * x / y) for x, y in zip(of(way, a), of(way, b))]
+    of = lambda way, what: [only(part, **way, ranks=n, what=what)["median"] for n in RANKS]
+    alone = lambda way: statistics.median(
+        one["median"] for one in pick(part, experiment=way["experiment"], what="alone")
+    )
     speed_ups, shares = [], []
     for one in pick(part, what="alone", ranks=1):
         way = {key: one["parameters"][key] for key in ("experiment", "way")}
         name = one["parameters"]["way"]
-        speed_ups.append([f"{way['experiment']}, {name}", *over(way, "alone", "parallel", 1)])
+        times = [short(alone(way) / took) for took in of(way, "parallel")]
+        speed_ups.append([f"{way['experiment']}, {name}", *times])
         if way["experiment"] == "sor" and name != "lrc":
             theirs = paper["faults_percent"]["plain" not in name]
-            shares.append([name, str(theirs), *over(way, "faults", "overhead", 100)])
-    head = list(map(str, ranks))
+            percents = [short(100 * x / y) for x, y in zip(of(way, "faults"), of(way, "overhead"))]
+            shares.append([name, str(theirs), *percents])
+    head = list(map(str, RANKS))
     yield table(["speed-up, processes", *head], speed_ups)
     yield table(["SOR: write faults, % of waiting", "paper, 8", *head], shares)
 
