@@ -137,7 +137,7 @@ fn program(
     Ok(())
 }
 
-const SOR: [usize; 3] = [1024, 1536, 100];
+const SOR: [usize; 3] = [1024, 1536, 10];
 const SMALL_SOR: [usize; 3] = [64, 256, 10];
 
 /// The lock schemes and the barriers, over loopback or a link as fast as the paper's network.
