@@ -212,10 +212,7 @@ def crossover(ratios):
 def speedups(part, paper):
     """S4's tables 5 and 6, and 7 and 8, which follow from them."""
     protocols = paper["protocols"]
-    of = {
-        tuple(one["parameters"][key] for key in ("nodes", "network", "program", "protocol")): one
-        for one in part["series"]
-    }
+    of = by_network(part, "papers")
     for number, network, title in (
         (5, "eth100-1999", "Ethernet"),
         (6, "loh-hb", "1 Gbit/s, little overhead"),
@@ -236,9 +233,60 @@ def speedups(part, paper):
             aurc = saved(at("eth100-1999", "aurc"), at("eth100-1999", "hlrc"))
             cells = [f"{a}, {b}" for a, b in zip(theirs, ours)]
             cells.append(f"{paper[f'nodes{nodes}']['table8'][program]}, {aurc}")
+            others = [one for one in protocols if one != "aurc"]
+            best = min(others, key=lambda one: over(at("eth100-1999", one)))
+            aurc = saved(at("eth100-1999", "aurc"), at("eth100-1999", best))
+            cells.append(f"{paper[f'nodes{nodes}']['best'][program]}, {best} {aurc}")
             rows.append([f"{program}, {nodes} nodes", *cells])
-    head = ["table 7, overhead saved, %: paper, here", *protocols, "table 8, by AURC of HLRC's"]
-    yield table(head, rows)
+    head = ["table 8, by AURC of HLRC's", "of the best's"]
+    yield table(["table 7, overhead saved, %: paper, here", *protocols, *head], rows)
+
+
+def by_network(part, experiment):
+    keys = ("nodes", "network", "program", "protocol")
+    return {tuple(one["parameters"][key] for key in keys): one for one in pick(part, experiment=experiment)}
+
+
+def networks(part, paper):
+    """S4's figures 12 to 15: times, and what each network saves of another's communication."""
+    of = by_network(part, "networks")
+    keys = list(dict.fromkeys((nodes, program) for nodes, _, program, _ in of))
+    names, protocols = paper["networks"], paper["protocols"]
+    rows = []
+    for nodes, program in keys:
+        times = [[cell(of[nodes, name, program, one]) for name in names.values()] for one in protocols]
+        rows.append([f"{program}, {nodes} nodes", *map(", ".join, times)])
+    yield table([f"s, {', '.join(names)}", *protocols], rows)
+    rows = []
+    for better, worse, *theirs in paper["saved"]:
+        saved = []
+        for nodes, program in keys:
+            for one in protocols:
+                at = lambda name: of[nodes, name, program, one]["median"]
+                costs = [at(names[name]) - at("free") for name in (better, worse)]
+                saved.append(100 * (1 - costs[0] / costs[1]))
+        within = sum(theirs[0] <= round(one) <= theirs[1] for one in saved)
+        rows.append(
+            [
+                f"{better} of {worse}'s",
+                f"{theirs[0]} to {theirs[1]}",
+                f"{min(saved):.0f} to {max(saved):.0f}",
+                f"{within} of {len(saved)}",
+            ]
+        )
+    yield table(["communication saved, %", "paper", "here", "of these in the paper's range"], rows)
+
+
+def transposes(part, paper):
+    """S4's figure 11: the most read faults of a rank in a transpose, by nodes, pages and protocol."""
+    found = pick(part, experiment="transposes")
+    pages = list(dict.fromkeys(one["parameters"]["page"] for one in found))
+    rows = []
+    for nodes, theirs in zip((2, 4), paper["faults"]):
+        for protocol in ("lrc", "hlrc"):
+            most = lambda page: only(part, page=page, nodes=nodes, protocol=protocol)["high"]
+            rows.append([f"{nodes} nodes, {protocol}", str(theirs), *(f"{most(page):.0f}" for page in pages)])
+    yield table(["", "paper", *(f"{page}iB" for page in pages)], rows)
 
 
 def by_nodes(paper, name):
@@ -347,6 +395,8 @@ TABLES = {
     "payload": payload,
     "payload-link": payload,
     "speedups": speedups,
+    "networks": networks,
+    "transposes": transposes,
     "time": where_time_goes,
     "locks": locks,
     "locks-ranks": locks_ranks,

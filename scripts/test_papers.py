@@ -55,15 +55,24 @@ class Tables(unittest.TestCase):
     def test_what_a_network_saves_follows_from_the_speed_ups(self):
         # S4's own numbers: FFT under SC goes from 0.14 to 0.18, and its table 7 says 23 %.
         tables = {"table5": {"fft": [0.14]}, "table6": {"fft": [0.18]}, "table7": {"fft": [23]}}
-        paper = {"protocols": ["hlrc"], "nodes4": {**tables, "table8": {"fft": 11}}}
+        tables |= {"table8": {"fft": 11}, "best": {"fft": "hlrc 11"}}
+        paper = {"protocols": ["hlrc"], "nodes4": tables}
         of = lambda speed_up, network, protocol: series(
-            speed_up, nodes=4, network=network, program="fft", protocol=protocol
+            speed_up, experiment="papers", nodes=4, network=network, program="fft", protocol=protocol
         )
         found = part(
             of(0.14, "eth100-1999", "hlrc"), of(0.18, "loh-hb", "hlrc"), of(0.15, "eth100-1999", "aurc")
         )
         *_, saved = papers_page.speedups(found, paper)
-        self.assertEqual(saved[-1], "| fft, 4 nodes | 23, 23 | 11, 7 |")
+        self.assertEqual(saved[-1], "| fft, 4 nodes | 23, 23 | 11, 7 | hlrc 11, hlrc 7 |")
+
+    def test_what_a_network_saves_is_of_the_time_beyond_that_of_free_messages(self):
+        of = lambda time, network: series(
+            time, experiment="networks", nodes=2, network=network, program="lu", protocol="sc"
+        )
+        paper = {"protocols": ["sc"], "networks": {"A": "a", "B": "b"}, "saved": [["B", "A", 40, 63]]}
+        _, saved = papers_page.networks(part(of(3, "a"), of(2, "b"), of(1, "free")), paper)
+        self.assertEqual(saved[-1], "| B of A's | 40 to 63 | 50 to 50 | 1 of 1 |")
 
     def test_a_category_without_time_has_no_column_and_unlock_counts_as_lock(self):
         run = {"experiment": "time", "program": "lu", "protocol": "sc"}

@@ -497,7 +497,7 @@ BRIEF = {
     (2, "killed", "redis"), (3, "replaced", "sqlite"), (2, "paused", "arrays"), (3, "stopped", "sort"),
     (2, "hole", "duckdb"), (3, "deaf", "sqlite"), (2, "mute", "redis"), (2, "slow", "sqlite"),
     (3, "corrupt", "duckdb"), (2, "restarted", "redis"), (2, "full", "torture"), (3, "drained", "arrays"),
-    (2, "rolling", "torture"), (3, "killed while it drains", "sqlite"), (5, "two at once", "torture"),
+    (2, "rolling", "torture"), (3, "killed while it drains", "torture"), (5, "two at once", "torture"),
 }
 
 

@@ -20,14 +20,15 @@ use serde_json::json;
 
 use network::Network;
 use recording::{Category, Recording};
-use replay::{Machine, Prediction};
+use replay::{Machine, Phase, Prediction};
 
 /// Predict how long a parallel program would take on another network
 ///
 /// Reads the trace of `rampool launch --trace DIR`, and replays it with the costs of other networks:
 /// computing stays the same, messages take the other network's time, barriers and links wait for the last
 /// rank. Next to it stands the result of the additive method of Barli, Watanabe, Sakai and Tanaka. Only
-/// programs with one thread a rank can be predicted.
+/// programs with one thread a rank can be predicted. Then it names the phases, from barrier to barrier, that
+/// one rank alone would compute sooner: there communication costs more than sharing the work saves.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Directory that `rampool launch --trace` wrote
@@ -117,7 +118,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let alone_us = args.sequential_ms.map_or(recording.computed_us(), |ms| ms * 1e3) * machine.slower;
         rows.push(Row { network, speed_up: alone_us / replayed.elapsed_us(), replayed, additive_us });
     }
-    print!("{}", table(&recording, machine, &rows));
+    print!("{}{}", table(&recording, machine, &rows), phases(&rows));
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&as_json(&recording, machine, &rows))?;
         std::fs::write(path, text + "\n")
@@ -184,6 +185,43 @@ fn table(recording: &Recording, machine: Machine, rows: &[Row]) -> String {
         line.push(row.additive_us.map_or("-".to_owned(), ms));
         lines.push(line);
     }
+    text + &aligned(&lines)
+}
+
+/// The phases that do not pay, a line for each network.
+fn phases(rows: &[Row]) -> String {
+    let mut lines =
+        vec![["network", "phases", "ms", "alone ms", "the worst", "", ""].map(str::to_owned).to_vec()];
+    for row in rows {
+        let (of, mut found) = unpaid(&row.replayed);
+        if found.is_empty() {
+            continue;
+        }
+        let sum = |part: fn(&Phase) -> f64| ms(found.iter().map(|(_, phase)| part(phase)).sum());
+        let mut line = vec![row.network.name.clone(), format!("{} of {of}", found.len())];
+        line.extend([sum(|phase| phase.us), sum(|phase| phase.computing_us)]);
+        found.sort_by(|(_, a), (_, b)| b.lost_us().total_cmp(&a.lost_us()));
+        let name = |(number, phase): &(usize, Phase)| {
+            format!("{number} ({} for {})", ms(phase.us), ms(phase.computing_us))
+        };
+        line.extend(found.iter().take(3).map(name));
+        line.resize(7, String::new());
+        lines.push(line);
+    }
+    if lines.len() == 1 {
+        return "every phase, from barrier to barrier, takes less than one rank alone would\n".to_owned();
+    }
+    format!("phases, from barrier to barrier, that one rank alone would compute sooner:\n{}", aligned(&lines))
+}
+
+/// How many phases there are, and those that one rank alone would compute sooner, numbered from 1.
+fn unpaid(prediction: &Prediction) -> (usize, Vec<(usize, Phase)>) {
+    let phases = prediction.phases();
+    (phases.len(), (1..).zip(phases).filter(|(_, phase)| phase.lost_us() > 0.0).collect())
+}
+
+fn aligned(lines: &[Vec<String>]) -> String {
+    let mut text = String::new();
     let widths: Vec<usize> =
         (0..lines[0].len()).map(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0)).collect();
     for line in lines {
@@ -206,7 +244,15 @@ fn as_json(recording: &Recording, machine: Machine, rows: &[Row]) -> serde_json:
                     (category.name().to_owned(), share(&row.replayed, |rank| rank.waits_us.get(&category).copied().unwrap_or(0.0)).into())
                 })
                 .collect();
+            let (phases, unpaid) = unpaid(&row.replayed);
+            let unpaid: Vec<_> = unpaid
+                .into_iter()
+                .map(|(number, Phase { us, computing_us })| {
+                    json!({ "phase": number, "ms": us / 1e3, "alone_ms": computing_us / 1e3 })
+                })
+                .collect();
             json!({
+                "phases": phases, "phases_that_do_not_pay": unpaid,
                 "network": row.network, "replayed_ms": elapsed / 1e3, "additive_ms": row.additive_us.map(|us| us / 1e3),
                 "speed_up": row.speed_up,
                 "computing_percent": share(&row.replayed, |rank| rank.computing_us), "waits_percent": waits,

@@ -67,6 +67,24 @@ fn every_protocols_trace_can_be_replayed() {
 }
 
 #[test]
+fn the_transposes_of_an_fft_do_not_pay_for_what_they_communicate() {
+    let dir = tempfile::tempdir().unwrap();
+    record("fft", "hlrc", dir.path());
+    let rows = predict(dir.path(), &["-n", "eth100-1999"]);
+    let unpaid = |row: &Value| {
+        let phases = row["phases_that_do_not_pay"].as_array().unwrap();
+        phases.iter().map(|phase| phase["phase"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let ethernet = &rows[1];
+    assert!([1, 3, 5].iter().all(|transpose| unpaid(ethernet).contains(transpose)), "{ethernet}");
+    let done = rampool(&["predict", dir.path().to_str().unwrap(), "-n", "eth100-1999"]);
+    let said = String::from_utf8(done.stdout).unwrap();
+    let line = said.lines().last().unwrap();
+    let of = format!("{} of {}", unpaid(ethernet).len(), ethernet["phases"]);
+    assert!(line.starts_with("eth100-1999") && line.contains(&of), "{said}");
+}
+
+#[test]
 fn updates_by_hardware_are_no_slower_than_by_software() {
     let dir = tempfile::tempdir().unwrap();
     record("ocean", "hlrc", dir.path());

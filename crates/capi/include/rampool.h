@@ -851,7 +851,7 @@ rampool_status rampool_direct_get_layout(rampool_direct *direct,
  * because until then puts from it send the old pages, whatever is mapped there.
  *
  * Requirements:
- * `direct` came from rampool_direct_open() and was not closed.
+ * `direct` came from rampool_direct_open() and was not closed; the memory is mapped, and readable.
  */
 int rampool_direct_keep(rampool_direct *direct,
                         const void *address,
@@ -1477,7 +1477,7 @@ rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t
  *
  * `options` is null or words such as "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc,
  * aurc, ibec or auto (default: the run's); homes cyclic, blocked or the number of one rank (default:
- * cyclic); page-size from 4K to 64K, a power of two (default: 4K).
+ * cyclic); page-size from 4K to 64K, a power of two (default: the run's).
  *
  * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a

@@ -159,7 +159,7 @@ pub unsafe extern "C" fn rampool_shared_set_threads(
 ///
 /// `options` is null or words such as "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc,
 /// aurc, ibec or auto (default: the run's); homes cyclic, blocked or the number of one rank (default:
-/// cyclic); page-size from 4K to 64K, a power of two (default: 4K).
+/// cyclic); page-size from 4K to 64K, a power of two (default: the run's).
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a

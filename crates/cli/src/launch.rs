@@ -21,7 +21,7 @@ use rampool_kernel::words::{say, say_line};
 use rampool_net::key::Key;
 use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_shared::environment::variable;
-use rampool_shared::{LEAST_LOCAL_BYTES, TimeReport};
+use rampool_shared::{LEAST_LOCAL_BYTES, SHARED_PAGE_SIZES, TimeReport, shared_page_bytes};
 use rampool_wire::units::ByteLen;
 
 use crate::other_binary;
@@ -48,6 +48,11 @@ pub struct Args {
     /// Default consistency protocol: sc, lrc, hlrc, aurc, ibec or auto [default: hlrc]
     #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"])]
     protocol: Option<String>,
+
+    /// Unit in which shared memory is kept consistent, of memory that names none: 4K to 64K, a power of two
+    /// [default: 4K]
+    #[arg(long, env = "RAMPOOL_SHARED_PAGE_SIZE", value_name = "SIZE", value_parser = page_size)]
+    page_size: Option<u32>,
 
     /// Transport of messages between processes: tcp (within a machine shared memory, see --same-host) or udp
     /// [default: tcp]
@@ -126,6 +131,10 @@ pub struct Args {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
+}
+
+fn page_size(text: &str) -> Result<u32, String> {
+    shared_page_bytes(text).ok_or_else(|| format!("a shared page has {SHARED_PAGE_SIZES}"))
 }
 
 const EXIT_CODES: &str = "\
@@ -290,6 +299,9 @@ fn environment(
     ];
     if let Some(protocol) = &args.protocol {
         variables.push(("RAMPOOL_PROTOCOL", protocol.into()));
+    }
+    if let Some(bytes) = args.page_size {
+        variables.push(("RAMPOOL_SHARED_PAGE_SIZE", bytes.to_string().into()));
     }
     if let Some(transport) = &args.transport {
         variables.push(("RAMPOOL_TRANSPORT", transport.into()));

@@ -25,9 +25,10 @@ fn listed() -> Vec<(String, Vec<String>)> {
     text.lines().map(words).map(|words| (words[0].clone(), legal(&words))).collect()
 }
 
-fn all_are_right(protocol: &str, ranks: &str) {
+fn all_are_right(protocol: &str, ranks: &str, more: &[&str]) {
     let output = rampool()
         .args(["launch", "-n", ranks, "--protocol", protocol])
+        .args(more)
         .arg(env!("CARGO_BIN_EXE_rampool"))
         .args(["example", "all", "--small"])
         .output();
@@ -54,14 +55,78 @@ fn the_list_names_all_programs() {
 #[test]
 fn two_ranks_compute_what_one_does() {
     for protocol in PROTOCOLS {
-        all_are_right(protocol, "2");
+        all_are_right(protocol, "2", &[]);
     }
 }
 
 #[test]
 fn four_ranks_compute_what_one_does() {
     for protocol in PROTOCOLS {
-        all_are_right(protocol, "4");
+        all_are_right(protocol, "4", &[]);
+    }
+}
+
+#[test]
+fn whole_programs_run_with_pages_of_another_size() {
+    for protocol in PROTOCOLS {
+        all_are_right(protocol, "2", &["--page-size", "8K"]);
+    }
+    all_are_right("hlrc", "2", &["--page-size", "64K"]);
+}
+
+#[test]
+fn a_page_of_no_such_size_is_refused() {
+    let said = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for size in ["2K", "6K", "128K", "many"] {
+        let launched = said(rampool().args(["launch", "-n", "2", "--page-size", size, "true"]));
+        let wanted = "a shared page has 4K, 8K, 16K, 32K or 64K";
+        assert!(launched.contains("--page-size") && launched.contains(wanted), "{launched}");
+        let alone = said(rampool().args(["example", "fft", "--small"]).env("RAMPOOL_SHARED_PAGE_SIZE", size));
+        let wanted = format!("RAMPOOL_SHARED_PAGE_SIZE=\"{size}\" is not 4K, 8K, 16K, 32K or 64K");
+        assert!(alone.contains(&wanted), "{alone}");
+    }
+}
+
+/// S4, figure 11. A rank reads its columns of every other rank's rows. S4 counts 128 and 192 faults on two
+/// and four nodes for 512 rows of 8 KB, which fits pages of two rows.
+#[test]
+fn a_transpose_faults_once_for_each_page_of_the_other_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("stats");
+    let faults = |protocol, points, ranks: u64, page| {
+        let output = rampool()
+            .args(["launch", "-n", &ranks.to_string(), "--protocol", protocol, "--page-size", page])
+            .arg(format!("--stats={}", file.display()))
+            .arg(env!("CARGO_BIN_EXE_rampool"))
+            .args(["example", "fft", points])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let reports: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let of = |report: &serde_json::Value| report["counts"]["read faults"].as_u64().unwrap();
+        reports.as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    for protocol in ["sc", "lrc"] {
+        for (points, page, two, four) in [
+            ("262144", "16K", 128, 192),
+            ("262144", "8K", 256, 384),
+            ("262144", "4K", 256, 384),
+            ("65536", "4K", 128, 192),
+            ("65536", "8K", 64, 96),
+        ] {
+            for (ranks, one) in [(2, two), (4, four)] {
+                let found = faults(protocol, points, ranks, page);
+                let transposes = 3;
+                assert!(
+                    found.len() as u64 == ranks && found.iter().all(|&count| count == transposes * one),
+                    "{points} points, {ranks} ranks, pages of {page}, {protocol}: {found:?}, not {one} each"
+                );
+            }
+        }
     }
 }
 

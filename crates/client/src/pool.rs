@@ -443,7 +443,27 @@ impl Pool {
                 Err(error) => return Err(error),
             }
         }
+        pool.await_later(ticket, config);
         pool.do_without_some(ticket, troubles)
+    }
+
+    /// Waits for the servers that came later, a moment and in vain if need be: a region that is handed over
+    /// is taken over where there is a connection. Where there is none, its pages are copied there anew.
+    fn await_later(&mut self, ticket: &LeaseTicket, config: &PoolConfig) {
+        let until = Instant::now() + rampool_session::MOST_SPARE_SILENCE;
+        let inherited = |index: usize| config.without.get(index).is_some_and(|of| of.at_first);
+        let awaited = |server: &Server| !server.is_there() && server.lost.is_none();
+        let later = ticket.first()..ticket.parts.len();
+        let later: Vec<usize> = later.filter(|index| !inherited(*index)).collect();
+        loop {
+            self.step(Instant::now());
+            if Instant::now() >= until || !later.iter().any(|index| awaited(&self.shell.servers[*index])) {
+                return;
+            }
+            if self.sleep(until).is_err() {
+                return;
+            }
+        }
     }
 
     /// The pool, if what is left has all pages. What those lease now that cannot be asked, if it grew with

@@ -65,6 +65,16 @@ impl fmt::Display for Binding {
 /// The smallest budget of shared pages.
 pub const LEAST_LOCAL_BYTES: u64 = 1 << 20;
 
+/// The sizes that a shared page may have, as users write them. `None`: no such size.
+#[must_use]
+pub fn shared_page_bytes(text: &str) -> Option<u32> {
+    let bytes = u32::try_from(text.parse::<ByteLen>().ok()?.0).ok()?;
+    (bytes.is_power_of_two() && (4096..=65536).contains(&bytes)).then_some(bytes)
+}
+
+/// These sizes, for errors.
+pub const SHARED_PAGE_SIZES: &str = "4K, 8K, 16K, 32K or 64K";
+
 /// What happens in this process when the run cannot go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFailure {
@@ -99,6 +109,7 @@ pub struct SharedConfig {
     pub build: String,
     /// The default consistency protocol of regions.
     pub protocol: ProtocolKind,
+    /// The page of regions that name none: 4096 to 65536, a power of two.
     pub page_bytes: u32,
     pub homes: Homes,
     pub managers: Managers,
@@ -209,12 +220,12 @@ impl SharedConfig {
     /// The place in the run from the launcher that started this process ([`Place::detect`]); the rest from
     /// `RAMPOOL_RUN_KEY` (which `rampool launch` sets), `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec, auto),
     /// `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_SAME_HOST` (auto, rings, socket), `RAMPOOL_KEY_FILE`,
-    /// `RAMPOOL_ENCRYPTION`, `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as
-    /// 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none), `RAMPOOL_SHARED_LOCAL` (bytes),
-    /// `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for
-    /// each rank), `RAMPOOL_SHARED_COPIES` (of each page there, 1 or 2), `RAMPOOL_SILENCE_S`,
-    /// `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_BOUND` (which `rampool launch` sets) and
-    /// `RAMPOOL_SHARED_USER_FAULTS` (1).
+    /// `RAMPOOL_ENCRYPTION`, `RAMPOOL_SHARED_PAGE_SIZE` (4K to 64K), `RAMPOOL_SHARED_BASE` (hexadecimal),
+    /// `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
+    /// `RAMPOOL_SHARED_LOCAL` (bytes), `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`),
+    /// `RAMPOOL_SHARED_MEMORY` (bytes to lease for each rank), `RAMPOOL_SHARED_COPIES` (of each page there, 1
+    /// or 2), `RAMPOOL_SILENCE_S`, `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_BOUND` (which `rampool
+    /// launch` sets) and `RAMPOOL_SHARED_USER_FAULTS` (1).
     ///
     /// # Errors
     /// An incomplete or invalid variable.
@@ -251,19 +262,7 @@ impl SharedConfig {
         {
             config.encryption = encryption;
         }
-        let address = |text: &str| {
-            usize::from_str_radix(text.trim_start_matches("0x"), 16).ok().filter(|base| base % (1 << 21) == 0)
-        };
-        if let Some(base) =
-            setting("RAMPOOL_SHARED_BASE", "a hexadecimal address, a multiple of 2 MiB", address)?
-        {
-            config.base = base;
-        }
-        let size =
-            |text: &str| ByteLen::from_str(text).ok().map(|bytes| bytes.0).filter(|&bytes| bytes >= 1 << 20);
-        if let Some(bytes) = setting("RAMPOOL_SHARED_RANGE", "a size of at least 1M", size)? {
-            config.range_bytes = bytes.next_multiple_of(OS_PAGE_BYTES as u64);
-        }
+        memory_from_env(&mut config)?;
         let size_of_budget = |text: &str| {
             ByteLen::from_str(text).ok().map(|bytes| bytes.0).filter(|&bytes| bytes >= LEAST_LOCAL_BYTES)
         };
@@ -317,6 +316,26 @@ impl SharedConfig {
             reconnect.as_secs_f64(),
         )
     }
+}
+
+/// The pages, and where they lie.
+fn memory_from_env(config: &mut SharedConfig) -> Result<(), ConfigError> {
+    if let Some(bytes) = setting("RAMPOOL_SHARED_PAGE_SIZE", SHARED_PAGE_SIZES, shared_page_bytes)? {
+        config.page_bytes = bytes;
+    }
+    let address = |text: &str| {
+        usize::from_str_radix(text.trim_start_matches("0x"), 16).ok().filter(|base| base % (1 << 21) == 0)
+    };
+    if let Some(base) = setting("RAMPOOL_SHARED_BASE", "a hexadecimal address, a multiple of 2 MiB", address)?
+    {
+        config.base = base;
+    }
+    let size =
+        |text: &str| ByteLen::from_str(text).ok().map(|bytes| bytes.0).filter(|&bytes| bytes >= 1 << 20);
+    if let Some(bytes) = setting("RAMPOOL_SHARED_RANGE", "a size of at least 1M", size)? {
+        config.range_bytes = bytes.next_multiple_of(OS_PAGE_BYTES as u64);
+    }
+    Ok(())
 }
 
 fn servers_from_env(config: &SharedConfig) -> Result<Option<PoolConfig>, ConfigError> {
@@ -433,6 +452,14 @@ impl AllocOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_allocation_has_the_pages_of_the_run_unless_it_names_others() {
+        let mut config = SharedConfig::new(0, 1, "");
+        config.page_bytes = shared_page_bytes("8K").unwrap();
+        assert_eq!(AllocOptions::new().wish(1, &config).page_bytes, 8192);
+        assert_eq!(AllocOptions::new().page_bytes(16384).wish(1, &config).page_bytes, 16384);
+    }
 
     #[test]
     fn a_binding_is_read_as_it_is_written_and_nothing_else_is() {

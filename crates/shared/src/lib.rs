@@ -85,7 +85,7 @@ use std::time::{Duration, Instant};
 pub use account::{TimeReport, cpu_of_this_thread};
 pub use config::{
     AllocOptions, Binding, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, LEAST_LOCAL_BYTES, OnFailure,
-    SharedConfig, Transport,
+    SHARED_PAGE_SIZES, SharedConfig, Transport, shared_page_bytes,
 };
 pub use direct::{SharedDirect, SharedDirectError};
 pub use error::{JoinError, SharedError};

@@ -238,13 +238,13 @@ const PAPERS: [(&str, f64); 4] = [("fft", 100.0), ("lu", 300.0), ("ocean", 100.0
 /// made processors faster since.
 const PAPERS_SOFTWARE: f64 = 30.0;
 
-/// Two and four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc whose
-/// updates cost no CPU time.
+/// Two and four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc
+/// whose updates cost no CPU time.
 fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
     let slower = PAPERS.map(|(program, times)| format!("{program} {times}")).join(", ");
     report.note(format!(
         "papers: 2 and 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as many times as long ({slower}), the protocol's software \
-         {PAPERS_SOFTWARE} times; pages of 4 KiB, the paper's have 8"
+         {PAPERS_SOFTWARE} times; pages of 8 KiB, as the paper's"
     ));
     for (program, slower) in PAPERS {
         if !args.only.is_empty() && !args.only.iter().any(|part| program.contains(part.as_str())) {
@@ -261,38 +261,88 @@ fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
             speed_ups(report, nodes, (program, slower), &recordings)?;
         }
     }
+    transposes(report, args, dir)
+}
+
+/// S4's figure 11, by ranks and pages: the read faults of a rank in each of the FFT's three transposes.
+fn transposes(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
+    let stats = dir.join("stats");
+    for (nodes, page, protocol) in [2, 4]
+        .into_iter()
+        .flat_map(|nodes| ["4K", "8K", "16K", "64K"].map(|page| (nodes, page)))
+        .flat_map(|(nodes, page)| ["lrc", "hlrc"].map(|protocol| (nodes, page, protocol)))
+    {
+        let mut command = launch(nodes, protocol, page)?;
+        command.arg(format!("--stats={}", stats.display()));
+        example(command, "fft", args.common.quick, None)?;
+        let ranks: Vec<serde_json::Value> = serde_json::from_str(&std::fs::read_to_string(&stats)?)?;
+        let of = |rank: &serde_json::Value| rank["counts"]["read faults"].as_f64().map(|count| count / 3.0);
+        let found: Vec<f64> = ranks.iter().map(of).collect::<Option<_>>().context("no rank counts faults")?;
+        let what = format!("{nodes} nodes, pages of {page}, {protocol}: read faults of a transpose");
+        let parameters = json!({
+            "experiment": "transposes", "nodes": nodes, "page": page, "protocol": protocol,
+        });
+        report.series(&what, "", parameters, &found);
+    }
     Ok(())
 }
 
-/// What a program's recordings become on each of the networks.
+/// The launcher for some ranks on this machine, which talk over TCP.
+fn launch(nodes: u32, protocol: &str, page: &str) -> Result<Command> {
+    let mut command = rampool()?;
+    command.args(["launch", "-n", &nodes.to_string(), "--protocol", protocol, "--page-size", page]);
+    // What a trace is to be fitted to is a network.
+    command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
+    before_exec(&mut command, None, None);
+    Ok(command)
+}
+
+/// Runs an example by a launcher.
+fn example(mut command: Command, program: &str, quick: bool, times: Option<&Path>) -> Result<()> {
+    let me = command.get_program().to_owned();
+    command.arg(me).args(["example", program]).args(quick.then_some("--small"));
+    times.map(|times| command.arg("--json").arg(times));
+    let status = command.status()?;
+    ensure!(status.success(), "{program} ended with {status}: {command:?}");
+    Ok(())
+}
+
+/// What a program's recordings become on each of the networks, and where messages cost nothing.
 fn speed_ups(
     report: &mut Report,
     nodes: u32,
     (program, slower): (&str, f64),
     recordings: &BTreeMap<&str, Vec<(Recording, f64)>>,
 ) -> Result<()> {
-    for network in ["eth100-1999", "loh-hb"] {
+    let named =
+        ["eth100-1999", "loh", "loh-hb"].map(Network::named).into_iter().collect::<Result<Vec<_>>>()?;
+    for on in named.into_iter().chain([Network::line("free", 0.0, 1e-9)]) {
         for (protocol, name, updates_by_hardware) in
             [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
         {
             let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
-            let on = Network::named(network)?;
-            let mut found = Vec::new();
+            let (mut found, mut times_s) = (Vec::new(), Vec::new());
             for (recording, alone_us) in &recordings[protocol] {
-                found.push(alone_us * slower / replay(recording, &on, machine)?.elapsed_us());
+                let took_us = replay(recording, &on, machine)?.elapsed_us();
+                found.push(alone_us * slower / took_us);
+                times_s.push(took_us / 1e6);
             }
-            let parameters = json!({
-                "experiment": "papers", "nodes": nodes, "program": program, "protocol": name,
-                "network": network,
-            });
-            let what = format!("{nodes} nodes, {network}, {program}, {name}: speed-up");
-            report.series(&what, "", parameters, &found);
+            let series = [("papers", "speed-up", "", found), ("networks", "time", "s", times_s)];
+            for (experiment, what, unit, samples) in series {
+                let parameters = json!({
+                    "experiment": experiment, "nodes": nodes, "program": program, "protocol": name,
+                    "network": on.name,
+                });
+                let what = format!("{nodes} nodes, {}, {program}, {name}: {what}", on.name);
+                report.series(&what, unit, parameters, &samples);
+            }
         }
     }
     Ok(())
 }
 
-/// The trace of some ranks on this machine, without time spent waiting for a CPU; and the CPU time of one
+/// The trace of ranks on this machine, without time spent waiting for a CPU; and the CPU time of one
 /// alone in the same run, in microseconds, because computing in the trace is CPU time, too.
 fn recorded_alone(
     nodes: u32,
@@ -302,20 +352,9 @@ fn recorded_alone(
     dir: &Path,
 ) -> Result<(Recording, f64)> {
     let (trace, times) = (dir.join("trace"), dir.join("times"));
-    let mut command = rampool()?;
-    let me = command.get_program().to_owned();
-    command
-        .args(["launch", "-n", &nodes.to_string(), "--protocol", protocol, "--trace"])
-        .arg(&trace)
-        .arg(&me)
-        .args(["example", program]);
-    command.args(quick.then_some("--small")).arg("--json").arg(&times);
-    // What the trace is to be fitted to is a network.
-    command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
-    before_exec(&mut command, None, None);
-    let status = command.status()?;
-    ensure!(status.success(), "{nodes} ranks of {program} under {protocol} ended with {status}");
+    let mut command = launch(nodes, protocol, "8K")?;
+    command.arg("--trace").arg(&trace);
+    example(command, program, quick, Some(&times))?;
     let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
     let alone_s = line["sequential_cpu_s"].as_f64().context("the program reports no time")?;
     Ok((Recording::read(&trace)?.undisturbed(), alone_s * 1e6))

@@ -59,11 +59,41 @@ pub struct RankTime {
     pub elapsed_us: f64,
     pub computing_us: f64,
     pub waits_us: BTreeMap<Category, f64>,
+    /// When each phase ends, from the begin of what is measured on, and its computing.
+    phases: Vec<Phase>,
+}
+
+/// What lies between the ends of two barriers.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Phase {
+    pub us: f64,
+    /// Of all ranks: what one alone would take.
+    pub computing_us: f64,
+}
+
+impl Phase {
+    /// What it takes longer than one rank alone would.
+    pub fn lost_us(self) -> f64 {
+        self.us - self.computing_us
+    }
 }
 
 impl Prediction {
     pub fn elapsed_us(&self) -> f64 {
         self.ranks.iter().map(|rank| rank.elapsed_us).fold(0.0, f64::max)
+    }
+
+    /// The run's phases: each from where the last rank leaves a barrier to where it leaves the next.
+    pub fn phases(&self) -> Vec<Phase> {
+        let count = self.ranks.iter().map(|rank| rank.phases.len()).max().unwrap_or(0);
+        let mut begins_us = 0.0;
+        let phase = |number: usize| {
+            let of_ranks = || self.ranks.iter().filter_map(|rank| rank.phases.get(number));
+            let ends_us = of_ranks().map(|phase| phase.us).fold(begins_us, f64::max);
+            let us = ends_us - std::mem::replace(&mut begins_us, ends_us);
+            Phase { us, computing_us: of_ranks().map(|phase| phase.computing_us).sum() }
+        };
+        (0..count).map(phase).collect()
     }
 }
 
@@ -338,10 +368,16 @@ fn rank_time(recording: &Recording, graph: &Graph, rank: usize, machine: Machine
         first => at(ends + first - 1),
     };
     time.elapsed_us = at(ends + after - 1) - from;
+    let mut phase = Phase::default();
     for number in first..after {
         let wait = &record.waits[number];
         *time.waits_us.entry(wait.category).or_default() += at(ends + number) - at(begins + number);
         time.computing_us += wait.computed_us * machine.slower;
+        phase.computing_us += wait.computed_us * machine.slower;
+        if wait.category == Category::Barrier || number + 1 == after {
+            phase.us = at(ends + number) - from;
+            time.phases.push(std::mem::take(&mut phase));
+        }
     }
     time
 }
@@ -370,6 +406,21 @@ mod tests {
         assert!((slow.ranks[1].elapsed_us - (4000.0 + 50.0)).abs() < 30.0, "{:?}", slow.ranks[1]);
         assert!((slow.ranks[1].waits_us[&Category::ReadFault] - 2000.0).abs() < 30.0);
         assert!((slow.ranks[1].computing_us - 50.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn phases_are_the_whole_run_and_pay_where_messages_are_cheap() {
+        let found = small();
+        let on = |latency_us: f64| {
+            let there = replay(&found, &network(latency_us, 1e5), Machine::SAME).unwrap();
+            let phases = there.phases();
+            let sum: f64 = phases.iter().map(|phase| phase.us).sum();
+            assert!((sum - there.elapsed_us()).abs() < 0.01, "{phases:?} {there:?}");
+            let [phase] = phases[..] else { panic!("one barrier: {phases:?}") };
+            assert!((phase.computing_us - 150.0).abs() < 0.1, "{phase:?}");
+            phase.lost_us()
+        };
+        assert!(on(0.0) < 0.0 && on(1000.0) > 3800.0, "{} {}", on(0.0), on(1000.0));
     }
 
     #[test]

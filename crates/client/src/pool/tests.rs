@@ -767,6 +767,25 @@ fn what_is_stored_again_is_missed_no_longer() {
     assert_eq!(fetch(&mut pool, region, &[extent(0, 64)]), all);
 }
 
+/// A child of a process that has the same servers.
+#[test]
+fn what_is_handed_over_after_a_lease_has_grown_has_its_copy_at_the_new_server() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = parent.create_region().unwrap();
+    store(&mut parent, region, extent(0, 96), 1);
+    assert!(parent.grow(&ServerSpec { endpoint: fakes[2].endpoint.clone(), memory: None }));
+    wait_for(&mut parent, |event| matches!(event, PoolEvent::CaughtUp { server: ServerIndex(2), .. }));
+    let copy = parent.clone_region(region).unwrap();
+    let ticket = parent.region_ticket(copy).unwrap();
+    let mut child = Pool::connect(&PoolConfig::attach(parent.lease_ticket(), "child")).unwrap();
+    let mine = child.adopt_region(&ticket).unwrap();
+    assert!(!child.is_behind() && child.is_whole());
+    fakes[0].kill();
+    assert_eq!(child.gone(mine, &[extent(0, 96)]), []);
+    assert_eq!(fetch_whatever(&mut child, mine, extent(0, 96)), expected(&[extent(0, 96)], 1));
+}
+
 #[test]
 fn a_loss_costs_what_the_other_server_had_missed_and_no_more() {
     let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
