@@ -5,6 +5,7 @@
 """
 
 import re
+import statistics
 import textwrap
 
 from plot import short, spread
@@ -309,7 +310,7 @@ def where_time_goes(part, _paper):
 
 
 def locks(part, paper):
-    """S5's ratios."""
+    """S5's ratios by two processes."""
     rows = []
     low, high = paper["old_new"]
     for old in pick(part, what="old"):
@@ -317,20 +318,70 @@ def locks(part, paper):
         new = only(part, **where, what="new")
         name = f"old / new scheme, over {where['over']}, {where['way']}"
         rows.append([name, f"{low} to {high}", short(old["median"] / new["median"])])
-    for one in pick(part, protocol="ibec"):
-        where = {key: one["parameters"][key] for key in ("managers", "way", "what")}
-        ours, theirs = paper[f"{where['what']}_{'one' if 'one' in where['managers'] else 'spread'}"]
-        name = f"{where['what']} of ibec / lrc, {where['managers']}, {where['way']}"
-        other = only(part, **where, protocol="lrc")
-        rows.append([name, short(ours / theirs), short(one["median"] / other["median"])])
     for faults in pick(part, what="faults"):
         way = faults["parameters"]["of"]
         waiting = only(part, of=way, what="waiting")
         theirs = paper["faults_percent"]["plain" not in way]
         share = 100 * faults["median"] / waiting["median"]
-        name = f"write faults, % of waiting, {way.removeprefix('rows of SOR ')}"
+        name = f"write faults, % of waiting, {way.removeprefix('SOR ')}"
         rows.append([name, str(theirs), short(share)])
     yield table(["", "paper", "here"], rows)
+
+
+# Those shown of one to eight.
+RANKS = (1, 2, 4, 8)
+
+
+def locks_ranks(part, paper):
+    """S5's locks: a section's time and messages by scheme, and next to lazy release consistency."""
+    place_of = lambda by: (by["way"], by["managers"])
+    places = dict.fromkeys(place_of(one["parameters"]) for one in part["series"])
+    of = lambda figure, what, scheme, place: [
+        only(part, experiment=figure, what=what, scheme=scheme, way=place[0], managers=place[1], ranks=n)
+        for n in RANKS
+    ]
+    over = lambda a, b: [short(x["median"] / y["median"]) if y["median"] else "" for x, y in zip(a, b)]
+    rows, messages, others, first = [], [], [], []
+    for place in places:
+        name = ", ".join(place)
+        for scheme in ("old", "new"):
+            rows.append([f"{scheme}, {name}", *map(cell, of("figure 2", "section", scheme, place))])
+        pair = (of("figure 2", "messages", scheme, place) for scheme in ("old", "new"))
+        messages.append([name, *over(*pair)])
+        for what in ("messages", "bytes"):
+            ours, theirs = paper[f"{what}_{'one' if 'one' in place[1] else 'spread'}"]
+            pair = (of("table 3", what, scheme, place) for scheme in ("ibec", "lrc"))
+            others.append([f"{what}, {name}", short(ours / theirs), *over(*pair)])
+        for scheme in ("ibec", "lrc"):
+            pair = (of("table 3", what, scheme, place) for what in ("first", "bytes"))
+            shares = [f"{100 * float(one):.0f}" if one else "" for one in over(*pair)]
+            first += [[f"{scheme}, {name}", *shares]] if "one" not in place[1] else []
+    head = list(map(str, RANKS))
+    yield table(["figure 2, us a section, processes", *head], rows)
+    yield table(["figure 2, messages, old / new", *head], messages)
+    yield table(["table 3, ibec / lrc", "paper, 8", *head], others)
+    yield table(["figure 3, % of the bytes sent by the first process", *head], first)
+
+
+def programs_ranks(part, paper):
+    """S5's programs: the speed-up, and the share of write faults in the waiting of SOR."""
+    of = lambda way, what: [only(part, **way, ranks=n, what=what)["median"] for n in RANKS]
+    alone = lambda way: statistics.median(
+        one["median"] for one in pick(part, experiment=way["experiment"], what="alone")
+    )
+    speed_ups, shares = [], []
+    for one in pick(part, what="alone", ranks=1):
+        way = {key: one["parameters"][key] for key in ("experiment", "way")}
+        name = one["parameters"]["way"]
+        times = [short(alone(way) / took) for took in of(way, "parallel")]
+        speed_ups.append([f"{way['experiment']}, {name}", *times])
+        if way["experiment"] == "sor" and name != "lrc":
+            theirs = paper["faults_percent"]["plain" not in name]
+            percents = [short(100 * x / y) for x, y in zip(of(way, "faults"), of(way, "overhead"))]
+            shares.append([name, str(theirs), *percents])
+    head = list(map(str, RANKS))
+    yield table(["speed-up, processes", *head], speed_ups)
+    yield table(["SOR: write faults, % of waiting", "paper, 8", *head], shares)
 
 
 TABLES = {
@@ -348,6 +399,8 @@ TABLES = {
     "transposes": transposes,
     "time": where_time_goes,
     "locks": locks,
+    "locks-ranks": locks_ranks,
+    "programs-ranks": programs_ranks,
 }
 
 # --- Plots --------------------------------------------------------------------------------------------------

@@ -82,6 +82,36 @@ class Tables(unittest.TestCase):
         self.assertEqual(table[0], "| share, % | ms | computing | lock |")
         self.assertEqual(table[2:], ["| lu, sc | 100 | 60 | 40 |"])
 
+    def test_locks_by_ranks_are_compared_by_scheme_and_place(self):
+        found = []
+        for ranks in range(1, 9):
+            where = {"ranks": ranks, "managers": "one manager", "way": "back to back"}
+            for figure, scheme, times in (
+                ("figure 2", "old", 6),
+                ("figure 2", "new", 2),
+                ("table 3", "ibec", ranks - 1),
+                ("table 3", "lrc", 2 * (ranks - 1)),
+            ):
+                for what in ("section", "messages", "bytes", "first"):
+                    found.append(series(times, experiment=figure, scheme=scheme, what=what, **where))
+        paper = {"messages_one": [1, 4], "bytes_one": [1, 2]}
+        times, messages, others, first = papers_page.locks_ranks(part(*found), paper)
+        self.assertEqual(times[2], "| old, back to back, one manager |" + " 6 |" * 4)
+        self.assertEqual(messages[2], "| back to back, one manager |" + " 3 |" * 4)
+        self.assertEqual(others[2], "| messages, back to back, one manager | 0.25 |  |" + " 0.5 |" * 3)
+        self.assertEqual(first, [])
+
+    def test_programs_by_ranks_have_a_speed_up_and_a_share_of_faults(self):
+        found = [
+            series(median, experiment=program, way=way, ranks=ranks, what=what)
+            for program, way in (("water", "new locks"), ("sor", "plain barriers"), ("sor", "lrc"))
+            for ranks in range(1, 9)
+            for what, median in (("alone", 8), ("parallel", 4), ("faults", 1), ("overhead", 2))
+        ]
+        speed_ups, shares = papers_page.programs_ranks(part(*found), {"faults_percent": [49, 9]})
+        self.assertEqual(speed_ups[2], "| water, new locks |" + " 2 |" * 4)
+        self.assertEqual(shares[2:], ["| plain barriers | 49 |" + " 50 |" * 4])
+
     def test_a_row_says_its_state_unless_it_is_full(self):
         rows = [{"item": "a", "where": "1", "state": state, "here": "b"} for state in ("full", "partial")]
         table = papers_page.rows_text(rows, str)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use rampool_parallel::{PROGRAMS, Program, Report};
+use rampool_parallel::{PROGRAMS, Program, Report, Ways};
 use rampool_shared::{ProtocolKind, Shared};
 use serde_json::json;
 
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<i32> {
             ([], false) => program.full,
             (sizes, _) => sizes,
         };
-        let report = program.run(&shared, sizes)?;
+        let report = program.run(&shared, sizes, Ways::default())?;
         if shared.rank() == 0 {
             lines += &tell(program, sizes, &shared, report);
         }

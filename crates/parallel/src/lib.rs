@@ -32,7 +32,7 @@ mod water;
 
 use std::time::Duration;
 
-use rampool::shared::{ProtocolKind, Shared, SharedError};
+use rampool::shared::{Homes, ProtocolKind, Shared, SharedError};
 
 pub use team::{Array, Plain, Team};
 
@@ -69,10 +69,29 @@ pub struct Took {
     pub clock: Duration,
     /// CPU time of the calling thread for it.
     pub cpu: Duration,
+    /// What of it this rank's write faults took, and what all faults, locks and barriers did.
+    pub write_faults: Duration,
+    pub waits: Duration,
 }
 
 /// See [`Answer::close`].
 pub const TOLERANCE: f64 = 1e-9;
+
+/// How a team uses shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ways {
+    /// Of arrays.
+    pub homes: Homes,
+    /// Whether [`Team::barrier_keep`] keeps pages writable.
+    pub keep: bool,
+}
+
+impl Default for Ways {
+    /// What suits the programs: homes lie in blocks, as [`Team::part`] does.
+    fn default() -> Self {
+        Self { homes: Homes::Blocked, keep: true }
+    }
+}
 
 /// Why a program failed.
 #[derive(Debug, thiserror::Error)]
@@ -124,14 +143,14 @@ impl Program {
     ///
     /// # Errors
     /// Sizes or a protocol that do not fit, what ended the run, and a wrong answer.
-    pub fn run(&self, shared: &Shared, sizes: &[usize]) -> Result<Report, ProgramError> {
+    pub fn run(&self, shared: &Shared, sizes: &[usize], ways: Ways) -> Result<Report, ProgramError> {
         let protocol = shared.config().protocol;
         if !self.protocols.contains(&protocol) {
             return Err(ProgramError::Protocol { program: self.name, protocol, legal: self.protocols });
         }
         let sequential = (shared.rank() == 0).then(|| self.alone(sizes)).transpose()?;
         self.check(sizes)?;
-        let team = Team::of(shared);
+        let team = Team::of(shared, ways);
         let answer = (self.run)(&team, sizes)?;
         team.barrier()?;
         let Some(sequential) = sequential else {

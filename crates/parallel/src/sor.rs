@@ -4,7 +4,7 @@
 //! Cell (i, j) is red if i + j is even; the k-th red cell of an even row stands at column 2k, of an odd one
 //! at 2k + 1, and black ones the other way round.
 
-use super::{ALL, Answer, Array, Program, ProgramError, Team, bits};
+use super::{ALL, Answer, Array, Program, ProgramError, Team, bits, random};
 
 pub const PROGRAM: Program = Program {
     name: "sor",
@@ -24,6 +24,11 @@ pub const PROGRAM: Program = Program {
 
 const OMEGA: f64 = 1.25;
 
+/// Hot at the upper border, cold elsewhere, and nowhere so even that a sweep changes nothing.
+fn start(i: usize, j: usize, columns: usize) -> f64 {
+    if i == 0 { 1.0 + j as f64 / columns as f64 } else { 0.001 * random(i * columns + j) }
+}
+
 fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let &[rows, columns, sweeps] = sizes else { unreachable!("the sizes are checked") };
     let width = columns / 2;
@@ -35,8 +40,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
             let row = unsafe { cells.slice_mut(i * width..(i + 1) * width) };
             for (k, cell) in row.iter_mut().enumerate() {
                 let j = 2 * k + (i + colour) % 2;
-                // Hot at the upper border, cold elsewhere.
-                *cell = if i == 0 { 1.0 + j as f64 / columns as f64 } else { 0.0 };
+                *cell = start(i, j, columns);
             }
         }
     }
@@ -84,10 +88,8 @@ mod tests {
     fn it_relaxes_what_a_plain_grid_would() {
         let (rows, columns, sweeps) = (12, 14, 9);
         let answer = PROGRAM.alone(&[rows, columns, sweeps]).unwrap();
-        let mut grid = vec![vec![0.0; columns]; rows];
-        for (j, cell) in grid[0].iter_mut().enumerate() {
-            *cell = 1.0 + j as f64 / columns as f64;
-        }
+        let mut grid: Vec<Vec<f64>> =
+            (0..rows).map(|i| (0..columns).map(|j| start(i, j, columns)).collect()).collect();
         for half in 0..2 * sweeps {
             for i in 1..rows - 1 {
                 for j in (1..columns - 1).filter(|j| (i + j) % 2 == half % 2) {

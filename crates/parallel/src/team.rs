@@ -5,14 +5,15 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::time::Instant;
 
-use rampool::shared::{AllocOptions, Homes, Shared, SharedError, cpu_of_this_thread};
+use rampool::shared::{AllocOptions, Shared, SharedError, cpu_of_this_thread};
 
-use super::Took;
+use super::{Took, Ways};
 
 /// The ranks that run a program together. One thread of each uses it.
 #[derive(Debug)]
 pub struct Team<'a> {
     place: Place<'a>,
+    ways: Ways,
 }
 
 #[derive(Debug)]
@@ -26,13 +27,13 @@ impl<'a> Team<'a> {
     /// One thread, with memory of its own.
     #[must_use]
     pub fn alone() -> Self {
-        Self { place: Place::Alone(RefCell::new(Vec::new())) }
+        Self { place: Place::Alone(RefCell::new(Vec::new())), ways: Ways::default() }
     }
 
     /// All ranks of a run.
     #[must_use]
-    pub fn of(shared: &'a Shared) -> Self {
-        Self { place: Place::Ranks(shared) }
+    pub fn of(shared: &'a Shared, ways: Ways) -> Self {
+        Self { place: Place::Ranks(shared), ways }
     }
 
     #[must_use]
@@ -64,8 +65,7 @@ impl<'a> Team<'a> {
         at(self.rank())..at(self.rank() + 1)
     }
 
-    /// `count` zeroes in memory that all ranks share; each makes the same call. Homes lie in blocks, as
-    /// [`Team::part`] does.
+    /// `count` zeroes in memory that all ranks share; each makes the same call.
     ///
     /// # Errors
     /// If there is no room.
@@ -83,7 +83,7 @@ impl<'a> Team<'a> {
                 start.cast()
             }
             Place::Ranks(shared) => {
-                shared.alloc(bytes, AllocOptions::new().homes(Homes::Blocked))?.as_ptr().cast()
+                shared.alloc(bytes, AllocOptions::new().homes(self.ways.homes))?.as_ptr().cast()
             }
         };
         Ok(Array { start, count, team: PhantomData })
@@ -134,7 +134,7 @@ impl<'a> Team<'a> {
     /// # Errors
     /// Those of the run.
     pub fn barrier_keep(&self) -> Result<(), SharedError> {
-        self.ask(|shared| shared.barrier_keep(1))
+        self.ask(|shared| if self.ways.keep { shared.barrier_keep(1) } else { shared.barrier(1) })
     }
 
     /// Runs the parallel part and returns how long it took, all ranks together. The run's statistics cover
@@ -150,9 +150,17 @@ impl<'a> Team<'a> {
         let (began, used) = (Instant::now(), cpu_of_this_thread());
         part()?;
         self.barrier()?;
-        let took = Took { clock: began.elapsed(), cpu: cpu_of_this_thread().saturating_sub(used) };
+        let cpu = cpu_of_this_thread().saturating_sub(used);
+        let mut took = Took { clock: began.elapsed(), cpu, ..Took::default() };
         if let Place::Ranks(shared) = self.place {
             shared.stop_measuring();
+            let waits = shared.stats();
+            took.write_faults = waits.write_fault_wait;
+            took.waits = waits.read_fault_wait
+                + waits.write_fault_wait
+                + waits.lock_wait
+                + waits.unlock_wait
+                + waits.barrier_wait;
         }
         Ok(took)
     }

@@ -5,6 +5,7 @@
 //! what it reads, and prints its samples.
 
 pub mod rank;
+mod s5;
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -19,10 +20,8 @@ use rampool_sharing::{Diff, ProtocolKind};
 use serde_json::{Value, json};
 
 use super::Common;
-use super::link::{Link, Rate};
-use super::ranks;
 use super::report::{Reach, Report};
-use super::service::{KeyFile, Place, Service, before_exec, rampool};
+use super::service::{Place, Service, before_exec, rampool};
 use super::workload::random_bytes;
 
 /// Shared memory between processes: remote pages, barriers, locks, a stream, SOR
@@ -33,8 +32,9 @@ pub struct Args {
 
     /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable
     /// [default: all of these]. On request only: `time` (where the time of every program goes, under every
-    /// protocol), `s5` (the lock schemes and the barrier of that paper; needs root for a link), and `auto`,
-    /// or `auto-` and a program's name (every program under every protocol, in turns)
+    /// protocol), `s5`, `s5-locks` and `s5-programs` (the lock schemes and barriers of that paper, by two
+    /// ranks, and by one to eight; the first needs root for a link), and `auto`, or `auto-` and a program's
+    /// name (every program under every protocol, in turns)
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 }
@@ -118,8 +118,8 @@ pub fn run(args: &Args) -> Result<i32> {
     if args.only.iter().any(|part| part == "time") {
         time(&mut report, common)?;
     }
-    if args.only.iter().any(|part| part == "s5") {
-        s5(&mut report, common, rounds)?;
+    for part in &args.only {
+        s5::run(&mut report, common, rounds, part)?;
     }
     for program in &PROGRAMS {
         if args.only.iter().any(|part| part == "auto" || part.strip_prefix("auto-") == Some(program.name)) {
@@ -420,122 +420,6 @@ fn auto(report: &mut Report, common: &Common, rounds: usize, program: &Program) 
     let (best, _) = best.context("no protocol but auto")?;
     let name = format!("{}: auto / {}, the best of the others", program.name, best.name());
     report.ratio(&name, &times[&ProtocolKind::Auto], &times[&best], Some(Reach::AtMost(1.05)));
-    Ok(())
-}
-
-/// The experiments of S5 that compare its protocol with lazy release consistency, its new locks with the old,
-/// and barriers that keep pages with others.
-///
-/// Its nodes had a processor each and took 0.1 ms and more for what takes 1 us here. So a rank of this
-/// machine finishes all its critical sections before another wakes: no rank ever waits, and a lock stays with
-/// its last holder. With a pause after each section ranks meet at locks as the paper's did.
-fn s5(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
-    report.note(format!(
-        "ranks that take turns: {} ms behind each critical section, in which others have theirs; not counted",
-        APART_US / 1000
-    ));
-    let turns = common.pick(17, 3).to_string();
-    for (apart, way) in [(0, "one rank after the other"), (APART_US, "ranks take turns")] {
-        for spread in ["one manager", "managers spread"] {
-            eight_locks(report, &turns, apart, way, spread)?;
-        }
-    }
-    s5_by_two(report, common, rounds, None)?;
-    // A namespace of its own: the thread that makes the link is in it.
-    let over_link =
-        || -> Result<()> { s5_by_two(report, common, rounds, Some(&Link::make(Rate::HundredMbit)?)) };
-    std::thread::scope(|scope| scope.spawn(over_link).join().expect("the benchmark's thread"))
-}
-
-/// Between the critical sections of ranks that take turns: longer than a section of each of eight ranks takes
-/// on two CPUs.
-const APART_US: usize = 2000;
-
-fn eight_locks(report: &mut Report, turns: &str, apart: usize, way: &str, spread: &str) -> Result<()> {
-    let mut counts = Vec::new();
-    for protocol in ["ibec", "lrc"] {
-        let arguments =
-            vec![turns.to_owned(), usize::from(spread == "managers spread").to_string(), apart.to_string()];
-        let samples = Run {
-            ranks: 8,
-            protocol,
-            spin: Duration::ZERO,
-            way: Way::Tcp,
-            experiment: "eight-locks",
-            arguments,
-        }
-        .measure()?;
-        for what in ["messages", "bytes"] {
-            let parameters = json!({ "experiment": "s5", "what": what, "protocol": protocol, "managers": spread, "way": way });
-            report.series(
-                &format!("8 locks, {way}, {spread}, {protocol}: {what}"),
-                "",
-                parameters,
-                get(&samples, what)?,
-            );
-        }
-        counts.push(samples);
-    }
-    for what in ["messages", "bytes"] {
-        let name = format!("8 locks, {way}, {spread}: {what} of ibec / lrc");
-        let reach = (apart > 0).then_some(Reach::AtMost(1.0));
-        report.ratio(&name, get(&counts[0], what)?, get(&counts[1], what)?, reach);
-    }
-    Ok(())
-}
-
-/// The lock schemes and the barriers, over loopback or a link as fast as the paper's network.
-fn s5_by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Link>) -> Result<()> {
-    let key = KeyFile::make()?;
-    let over = link.map_or("loopback", |link| link.rate.name());
-    let measure = |experiment: &str, arguments: Vec<String>| -> Result<Samples> {
-        let printed = ranks::two(link, "ibec", &key.path, experiment, || {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.args(["bench", "shared-rank", experiment]).args(&arguments);
-            command.env("RAMPOOL_SPIN_US", SPIN.as_micros().to_string());
-            Ok(command)
-        })?;
-        serde_json::from_str(printed.trim())
-            .with_context(|| format!("rank 0 of `{experiment}` printed {printed:?}"))
-    };
-    let sections = common.pick(1000, 50).to_string();
-    let ways = [(0, "back to back"), (APART_US, "ranks take turns")];
-    for (apart, way) in ways.into_iter().filter(|&(apart, _)| apart > 0 || link.is_none()) {
-        let (mut old, mut new, mut local) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..rounds.min(3) {
-            for (path, times) in [("0", &mut old), ("1", &mut new)] {
-                let samples =
-                    measure("one-lock", vec![sections.clone(), path.to_owned(), apart.to_string()])?;
-                times.extend_from_slice(get(&samples, "section")?);
-                if path == "0" {
-                    local.extend_from_slice(get(&samples, "local")?);
-                }
-            }
-        }
-        let name = format!("one lock by 2 ranks over {over}, {way}");
-        let of = |what: &str| json!({ "experiment": "s5", "what": what, "over": over, "way": way });
-        report.series(&format!("{name}: old scheme (forward)"), "us", of("old"), &old);
-        report.series(&format!("{name}: new scheme (central)"), "us", of("new"), &new);
-        report.series(&format!("{name}: taken again without a message, old scheme"), "", of("local"), &local);
-        report.ratio(
-            &format!("{name}: old / new scheme (S5: 1.6 to 2.2)"),
-            &old,
-            &new,
-            (apart > 0).then_some(Reach::AtLeast(1.6)),
-        );
-    }
-    for (kind, name, reach) in
-        [("0", "plain barriers", None), ("1", "barriers that keep pages", Some(Reach::AtMost(0.1)))]
-    {
-        let samples =
-            measure("strips", vec![common.pick(50, 5).to_string(), rounds.to_string(), kind.to_owned()])?;
-        let (faults, overhead) = (get(&samples, "faults")?, get(&samples, "overhead")?);
-        let name = format!("rows of SOR over {over}, {name}");
-        let of = |what: &str| json!({ "experiment": "s5", "what": what, "of": name });
-        report.series(&format!("{name}: write faults"), "ms", of("faults"), faults);
-        report.series(&format!("{name}: all waiting"), "ms", of("waiting"), overhead);
-        report.ratio(&format!("{name}: write faults / all waiting"), faults, overhead, reach);
-    }
     Ok(())
 }
 

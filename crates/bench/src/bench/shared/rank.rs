@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rampool_kernel::thread::{allowed_cpus, pin_to_cpu};
 use rampool_net::transport::Means;
+use rampool_parallel::{Program, Report, Ways};
 use rampool_shared::{AllocOptions, Homes, LockPath, Managers, Rank, Region, Shared, SharedConfig};
 
 use super::Samples;
@@ -50,9 +51,14 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let mut config = SharedConfig::from_env()?;
     match (args.experiment.as_str(), &args.sizes[..]) {
-        ("eight-locks", &[_, 0, _]) => config.managers = Managers::At(Rank(0)),
-        ("one-lock", &[_, path, _]) => {
-            config.lock_path = Some(if path == 0 { LockPath::Forward } else { LockPath::Central })
+        ("several-locks", &[_, _, spread, path, _]) => {
+            if spread == 0 {
+                config.managers = Managers::At(Rank(0));
+            }
+            config.lock_path = lock_path(path);
+        }
+        ("one-lock", &[_, path, _]) | ("water" | "sor", &[_, _, path, ..]) => {
+            config.lock_path = lock_path(path)
         }
         _ => {}
     }
@@ -70,11 +76,14 @@ pub fn run(args: &Args) -> Result<i32> {
         ("dirty", &[pages, count, rounds]) => bench.dirty(pages, count, rounds)?,
         ("lock", &[count, rounds]) => bench.locks(count, rounds)?,
         ("stream", &[mib, rounds, page_bytes]) => bench.stream(mib, rounds, page_bytes)?,
-        ("eight-locks", &[turns, spread, apart_us]) => {
-            bench.eight_locks(turns, spread == 1, pause(apart_us)?)?
+        ("several-locks", &[sections, own, spread, _, apart_us]) => {
+            bench.several_locks(sections, own, spread == 1, pause(apart_us)?)?
         }
         ("one-lock", &[count, _, apart_us]) => bench.one_lock(count, pause(apart_us)?)?,
-        ("strips", &[sweeps, rounds, keep]) => bench.strips(sweeps, rounds, keep == 1)?,
+        (name @ ("sor" | "water"), [keep, spread, _, sizes @ ..]) => {
+            let homes = if *spread == 1 { Homes::Cyclic } else { Homes::Blocked };
+            bench.program(name, Ways { homes, keep: *keep == 1 }, sizes)?;
+        }
         (other, sizes) => bail!("unknown experiment {other} with {} sizes", sizes.len()),
     }
     bench.shared.barrier(99)?;
@@ -112,6 +121,11 @@ fn meet(streams: &mut [RawStream], is_first: bool) -> Result<()> {
         stream.write_exactly(&word)?;
     }
     Ok(())
+}
+
+/// The locks' old scheme, or the new one.
+fn lock_path(path: usize) -> Option<LockPath> {
+    Some(if path == 0 { LockPath::Forward } else { LockPath::Central })
 }
 
 fn pause(us: usize) -> Result<Duration> {
@@ -364,45 +378,47 @@ impl Bench {
         Ok(())
     }
 
-    /// S5, table 3: eight ranks count under eight locks, each of which two ranks take in turns. `apart`:
-    /// between a rank's critical sections.
-    fn eight_locks(&mut self, turns: usize, spread: bool, apart: Duration) -> Result<()> {
+    /// S5, figures 2 and 3, table 3: ranks count, each under `own` locks in turn: all ranks under the same
+    /// eight, or each two neighbours under one. `apart`: between a rank's critical sections, not counted.
+    fn several_locks(&mut self, sections: usize, own: usize, spread: bool, apart: Duration) -> Result<()> {
         let homes = if spread { Homes::Cyclic } else { Homes::At(Rank(0)) };
         let ranks = usize::from(self.shared.ranks());
+        let locks = own.max(ranks);
         let (counters, sums) = (
-            self.shared.alloc(ranks * PAGE, AllocOptions::new().homes(homes))?,
-            self.shared.alloc(2 * ranks * PAGE, AllocOptions::new())?,
+            self.shared.alloc(locks * PAGE, AllocOptions::new().homes(homes))?,
+            self.shared.alloc(3 * ranks * PAGE, AllocOptions::new())?,
         );
         let me = usize::from(self.shared.rank());
         self.shared.barrier(1)?;
         self.shared.start_measuring();
-        for turn in 0..2 * turns {
-            let lock = (me + turn % 2) % ranks;
+        let mut took = Duration::ZERO;
+        for section in 0..sections {
+            let lock = (me + section % own) % locks;
+            let began = Instant::now();
             self.shared.lock(lock as u64)?;
             let at = lock * PAGE / 8;
             write(counters, at, read(counters, at) + 1);
             self.shared.unlock(lock as u64)?;
+            took += began.elapsed();
             std::thread::sleep(apart);
         }
         self.shared.barrier(2)?;
         let sent = self.shared.stats().sent;
-        for (which, total) in
-            [sent.values().map(|kind| kind.messages).sum::<u64>(), sent.values().map(|kind| kind.bytes).sum()]
-                .into_iter()
-                .enumerate()
-        {
-            write(sums, (2 * me + which) * PAGE / 8, total);
+        let messages = sent.values().map(|kind| kind.messages).sum();
+        let bytes = sent.values().map(|kind| kind.bytes).sum();
+        for (which, total) in [messages, bytes, u64::try_from(took.as_nanos())?].into_iter().enumerate() {
+            write(sums, (3 * me + which) * PAGE / 8, total);
         }
         self.shared.barrier(3)?;
         if me == 0 {
-            for lock in 0..ranks {
-                let count = read(counters, lock * PAGE / 8);
-                ensure!(count == 2 * turns as u64, "WRONG CONTENT: lock {lock} has counted {count}");
-            }
-            for (which, name) in ["messages", "bytes"].into_iter().enumerate() {
-                let total: u64 = (0..ranks).map(|rank| read(sums, (2 * rank + which) * PAGE / 8)).sum();
-                self.add(name, total as f64);
-            }
+            let counted: u64 = (0..locks).map(|lock| read(counters, lock * PAGE / 8)).sum();
+            ensure!(counted == (ranks * sections) as u64, "WRONG CONTENT: {counted} critical sections");
+            let of = |which: usize| (0..ranks).map(move |rank| read(sums, (3 * rank + which) * PAGE / 8));
+            let [messages, all, took] = [0, 1, 2].map(|which| of(which).sum::<u64>() as f64);
+            self.add("messages", messages);
+            self.add("bytes", all);
+            self.add("first", bytes as f64);
+            self.add("section", took / 1e3 / counted as f64);
         }
         Ok(())
     }
@@ -438,41 +454,17 @@ impl Bench {
         Ok(())
     }
 
-    /// S5, figure 5: each rank writes its rows and reads its neighbours' nearest, between barriers of either
-    /// kind; pages are dealt out in turn.
-    fn strips(&mut self, sweeps: usize, rounds: usize, keep: bool) -> Result<()> {
-        const ROWS: usize = 128;
-        const ROW_WORDS: usize = 1536;
-        let ranks = usize::from(self.shared.ranks());
-        let region =
-            self.shared.alloc(ranks * ROWS * ROW_WORDS * 8, AllocOptions::new().homes(Homes::Cyclic))?;
-        let me = usize::from(self.shared.rank());
-        let meet = |shared: &Shared| if keep { shared.barrier_keep(1) } else { shared.barrier(1) };
-        // The first round determines the pages' owners.
-        for round in 0..=rounds {
-            meet(&self.shared)?;
-            self.shared.start_measuring();
-            for sweep in 0..sweeps {
-                let value = word(SEED, (round * sweeps + sweep) as u64);
-                for row in me * ROWS..(me + 1) * ROWS {
-                    for at in (0..ROW_WORDS).step_by(8) {
-                        write(region, row * ROW_WORDS + at, value);
-                    }
-                }
-                meet(&self.shared)?;
-                let next = (me + 1) % ranks * ROWS;
-                for at in (0..ROW_WORDS).step_by(8) {
-                    let found = read(region, next * ROW_WORDS + at);
-                    ensure!(found == value, "WRONG CONTENT: word {at} of row {next} is {found:#x}");
-                }
-                meet(&self.shared)?;
-            }
-            let stats = self.shared.stats();
-            if me == 0 && round > 0 {
-                let waited = stats.read_fault_wait + stats.write_fault_wait + stats.barrier_wait;
-                self.add("faults", us(stats.write_fault_wait) / 1e3);
-                self.add("overhead", us(waited) / 1e3);
-            }
+    /// S5, figures 4 and 5: a program, whose answer is checked.
+    fn program(&mut self, name: &str, ways: Ways, sizes: &[usize]) -> Result<()> {
+        let program = Program::find(name).context("there is no such program")?;
+        let Report { parallel, sequential } = program.run(&self.shared, sizes, ways)?;
+        for (name, took) in [
+            ("alone", sequential.clock),
+            ("parallel", parallel.clock),
+            ("faults", parallel.write_faults),
+            ("overhead", parallel.waits),
+        ] {
+            self.add(name, us(took) / 1e3);
         }
         Ok(())
     }
