@@ -22,7 +22,7 @@ fn rule() -> Option<Rule> {
 }
 
 fn seeds() -> u64 {
-    number("SESSION_SEEDS").unwrap_or(2000)
+    number("SESSION_SEEDS").unwrap_or(1200)
 }
 
 /// Does so many things, each once.
