@@ -33,6 +33,9 @@ pub fn serve_pool(pool: &mut Pool) {
     }
 }
 
+/// A server that is drained by command has no time to be done by.
+const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
+
 /// Says which servers are stopping, and which were lost without a loss of pages.
 pub fn tell(event: &PoolEvent, copies: u8) {
     match event {
@@ -45,6 +48,9 @@ pub fn tell(event: &PoolEvent, copies: u8) {
         PoolEvent::Holds { name, out: true, .. } if copies > 1 => {
             remark(&format!("rampool: other servers take the place of {name}, as far as they have room"));
         }
+        PoolEvent::Draining { name, left, .. } if *left > A_YEAR => remark(&format!(
+            "rampool: server {name} drains, and waits for the end of this program: each page has one copy"
+        )),
         PoolEvent::Draining { name, left, .. } => remark(&format!(
             "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
         )),
