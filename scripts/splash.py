@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Builds the programs of SPLASH-3 or SPLASH-4 from their untouched sources and runs each as processes that
+share memory, under each protocol: `scripts/splash.py DIR [--only PROGRAM] [--protocol NAME] [--processes N]`.
+
+DIR has their Makefile.config, or a folder of it does. Everything is built in a copy. A program is right if it
+prints, and writes into files, what it does with as many threads: words alike, numbers to 1e-5, as far as two
+runs by threads agree with each other (times do not). Otherwise the row has what it said instead. Ends with 1
+if an answer is wrong.
+"""
+
+import argparse
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOCOLS = ("hlrc", "lrc", "sc", "aurc", "auto")
+# Folder, binary, arguments, standard input. `{n}` is how many processes. Small: a run takes seconds.
+PROGRAMS = {
+    "fft": ("kernels/fft", "FFT", "-p{n} -m14 -t", None),
+    "lu": ("kernels/lu/contiguous_blocks", "LU", "-p{n} -n256 -t", None),
+    "lu-non-contiguous": ("kernels/lu/non_contiguous_blocks", "LU", "-p{n} -n256 -t", None),
+    "radix": ("kernels/radix", "RADIX", "-p{n} -n65536 -t", None),
+    "cholesky": ("kernels/cholesky", "CHOLESKY", "-p{n} -t", "inputs/tk14.O"),
+    "ocean": ("apps/ocean/contiguous_partitions", "OCEAN", "-p{n} -n66 -o", None),
+    "ocean-non-contiguous": ("apps/ocean/non_contiguous_partitions", "OCEAN", "-p{n} -n66 -o", None),
+    "water-nsquared": ("apps/water-nsquared", "WATER-NSQUARED", "", "inputs/n512-p{n}"),
+    "water-spatial": ("apps/water-spatial", "WATER-SPATIAL", "", "inputs/n512-p{n}"),
+    "barnes": ("apps/barnes", "BARNES", "", "inputs/n16384-p{n}"),
+    "fmm": ("apps/fmm", "FMM", "", "inputs/input.{n}.16384"),
+    "raytrace": ("apps/raytrace", "RAYTRACE", "-p{n} -m16 inputs/teapot.env", None),
+    "radiosity": ("apps/radiosity", "RADIOSITY", "-p {n} -batch -room -ae 50000 -en 0.5 -bf 0.5", None),
+    "volrend": ("apps/volrend", "VOLREND", "{n} inputs/head-scaleddown4 4", None),
+}
+SMALLER = {"16384": "2048"}
+# Lines that are about time; and rows of times, which are 0 by threads and microseconds here.
+TIMES = r"time|clock|second|COMPUTE(START|END)|^\s*\d+(\s+-?(nan|[\d.]+))+\s*$"
+
+
+def output_of(*words):
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Suite:
+    """A copy of the sources, with what each program is when built in one way."""
+
+    def __init__(self, source, work, make):
+        self.base, self.make, self.built = work, make, {}
+        shutil.copytree(source, work)
+
+    def program(self, name):
+        """The binary; or why there is none."""
+        if name not in self.built:
+            folder = self.base / PROGRAMS[name][0]
+            make = ["make", "-C", folder, *self.make]
+            done = subprocess.run(make, capture_output=True, text=True, check=False)
+            binary = folder / PROGRAMS[name][1]
+            errors = [line for line in done.stderr.splitlines() if "rror" in line]
+            is_there = done.returncode == 0 and binary.exists()
+            self.built[name] = binary if is_there else f"not built: {errors[:1]}"
+        return self.built[name]
+
+    def run(self, name, processes, seconds, launcher=()):
+        """What it prints and writes, or why it did not end well."""
+        binary = self.program(name)
+        if isinstance(binary, str):
+            return binary
+        folder = binary.parent
+        _, _, arguments, stdin = PROGRAMS[name]
+        text = None
+        if stdin:
+            path = folder / stdin.format(n=processes)
+            if not path.exists():
+                return f"no {stdin.format(n=processes)}"
+            text = path.read_text()
+            for large, small in SMALLER.items():
+                text = text.replace(large, small)
+        before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+        words = [*launcher, binary, *arguments.format(n=processes).split()]
+        try:
+            how = {"cwd": folder, "input": text, "capture_output": True, "text": True, "errors": "replace"}
+            done = subprocess.run(words, timeout=seconds, check=False, **how)
+        except subprocess.TimeoutExpired:
+            return f"not done in {seconds} s"
+        if done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
+            told = [line for line in said if line.startswith("rampool")]
+            return f"ended with {done.returncode}: {(told or said)[0]}"
+        is_new = lambda path: path.is_file() and before.get(path) != path.stat().st_mtime_ns
+        written = filter(is_new, sorted(folder.iterdir()))
+        return [*done.stdout.splitlines(), *(f"{path.name} {path.read_bytes().hex()}" for path in written)]
+
+
+def differs(found, first, second):
+    """What is not as both runs by threads have it: the program's own test, or else a line."""
+    if any("PASSED" in line for line in first):
+        return None if any("PASSED" in line for line in found) else "its own test does not pass"
+    # Processes have a stream each, whose lines come in any order.
+    found, first, second = (
+        sorted(line for line in lines if line.strip() and not re.search(TIMES, line, re.IGNORECASE))
+        for lines in (found, first, second)
+    )
+    if not first:
+        return "nothing is left that could be compared"
+    if len(found) != len(first):
+        return f"{len(found)} lines instead of {len(first)}"
+    for line, one, other in zip(found, first, second):
+        if alike(one, other) and not alike(line, one):
+            return f"{line.strip()[:60]!r} instead of {one.strip()[:60]!r}"
+    return None
+
+
+def alike(line, other):
+    words, others = line.split(), other.split()
+    return len(words) == len(others) and all(map(same_word, words, others))
+
+
+def same_word(word, other):
+    try:
+        return word == other or math.isclose(float(word), float(other), rel_tol=1e-5, abs_tol=1e-9)
+    except ValueError:
+        return False
+
+
+def verdict(by_threads, run):
+    """What a run is, in words."""
+    failed = [outcome for outcome in by_threads if isinstance(outcome, str)]
+    if failed:
+        return f"by threads: {failed[0]}"
+    found = run()
+    if isinstance(found, str):
+        return found
+    difference = differs(found, *by_threads)
+    return f"WRONG: {difference}" if difference else "right"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--only", action="append", choices=PROGRAMS)
+    parser.add_argument("--protocol", action="append", choices=PROTOCOLS)
+    parser.add_argument("--processes", action="append", type=int)
+    parser.add_argument("--seconds", type=int, default=60, help="for one run")
+    options = parser.parse_args()
+    found = [options.source, *options.source.glob("*")]
+    source = next((path for path in found if (path / "Makefile.config").exists()), None)
+    if not source:
+        parser.error(f"{options.source} has no Makefile.config: name the folder that SPLASH lies in")
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="rampool-splash-") as work:
+        work = Path(work)
+        release = ROOT / "target/release"
+        install = [ROOT / "crates/capi/pkg/install.sh", release, work / "installed"]
+        subprocess.run(install, check=True, capture_output=True)
+        os.environ["PKG_CONFIG_PATH"] = str(work / "installed/lib/pkgconfig")
+        os.environ["LD_LIBRARY_PATH"] = str(work / "installed/lib")
+        cflags = output_of("pkg-config", "--cflags", "rampool")
+        libs = output_of("pkg-config", "--libs", "rampool")
+        macros = output_of("pkg-config", "--variable=parmacs", "rampool")
+        threads = Suite(source.resolve(), work / "threads", [])
+        ours = [f"MACROS={macros}", f"CC=gcc {cflags}", f"LDFLAGS=-lm {libs}"]
+        shared = Suite(source.resolve(), work / "shared", ours)
+        for name in options.only or PROGRAMS:
+            for processes in options.processes or (1, 2, 4):
+                by_threads = [threads.run(name, processes, options.seconds) for _ in range(2)]
+                for protocol in options.protocol or PROTOCOLS:
+                    launch = (release / "rampool", "launch", "-n", str(processes), "--protocol", protocol)
+                    run = lambda: shared.run(name, processes, options.seconds, (*launch, "--"))
+                    said = verdict(by_threads, run)
+                    wrong += said.startswith("WRONG")
+                    print(f"{name:22} {processes:2} {protocol:5} {said}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
