@@ -38,8 +38,8 @@ PROGRAMS = {
     "volrend": ("apps/volrend", "VOLREND", "{n} inputs/head-scaleddown4 4", None),
 }
 SMALLER = {"16384": "2048"}
-# Lines that are about time; and rows of times, which are 0 by threads and microseconds here.
-TIMES = r"time|clock|second|COMPUTE(START|END)|^\s*\d+(\s+-?(nan|[\d.]+))+\s*$"
+# Lines about time; and rows of whole numbers and a share, 0 by threads and microseconds here.
+TIMES = r"time|clock|second|COMPUTE(START|END)|^\s*\d+(\s+\d+)+(\s+-?(nan|[\d.]+))?\s*$"
 
 
 def output_of(*words):

@@ -62,21 +62,21 @@ pub fn candidates_with_gaps(mut each: impl FnMut(usize, usize)) -> std::io::Resu
 
 /// Calls `each` with every mapping, the one before, and whether it is to be taken over.
 fn judged(mut each: impl FnMut(&Vma, Option<&Vma>, bool)) -> std::io::Result<()> {
-    let mut before = None;
-    let mut last: Option<Vma> = None;
-    let mut judge = |before: &mut Option<Vma>, vma: Vma, after: Option<&Vma>| {
-        each(&vma, before.as_ref(), is_candidate(&vma, before.as_ref(), after));
-        *before = Some(vma);
-    };
-    read_maps(|vma| {
-        if let Some(last) = last.replace(*vma) {
-            judge(&mut before, last, Some(vma));
+    let (mut before, mut last): (Option<Vma>, Option<Vma>) = (None, None);
+    let mut come = |next: Option<&Vma>| {
+        if let Some(vma) = &last {
+            each(vma, before.as_ref(), is_candidate(vma, before.as_ref(), next));
         }
-    })?;
-    if let Some(last) = last {
-        judge(&mut before, last, None);
-    }
+        before = std::mem::replace(&mut last, next.copied());
+    };
+    read_maps(|vma| come(Some(vma)))?;
+    come(None);
     Ok(())
+}
+
+/// Anonymous memory that may not be touched: a guard area, or what is only reserved.
+fn is_closed(vma: &Vma) -> bool {
+    vma.kind == VmaKind::Anonymous && !vma.readable && !vma.writable
 }
 
 fn is_candidate(vma: &Vma, before: Option<&Vma>, after: Option<&Vma>) -> bool {
@@ -89,9 +89,7 @@ fn is_candidate(vma: &Vma, before: Option<&Vma>, after: Option<&Vma>) -> bool {
         VmaKind::Anonymous if vma.bytes() < SMALLEST_BYTES => false,
         VmaKind::Anonymous => {
             let is_bss = touches.is_some_and(|b| b.kind == VmaKind::File);
-            let has_guard = touches.is_some_and(|b| {
-                b.kind == VmaKind::Anonymous && !b.readable && !b.writable && b.bytes() <= LARGEST_GUARD_BYTES
-            });
+            let has_guard = touches.is_some_and(|b| is_closed(b) && b.bytes() <= LARGEST_GUARD_BYTES);
             let is_stack = has_guard && vma.bytes() <= LARGEST_STACK_BYTES && !is_heap_of_thread(vma, after);
             !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || is_stack)
         }
@@ -101,9 +99,7 @@ fn is_candidate(vma: &Vma, before: Option<&Vma>, after: Option<&Vma>) -> bool {
 
 /// Whether `vma` is the used part of a thread's heap, or all of it: what is not used yet lies closed above it.
 fn is_heap_of_thread(vma: &Vma, after: Option<&Vma>) -> bool {
-    let unused = after.filter(|after| {
-        after.start == vma.end && after.kind == VmaKind::Anonymous && !after.readable && !after.writable
-    });
+    let unused = after.filter(|after| after.start == vma.end && is_closed(after));
     let end = unused.map_or(vma.end, |unused| unused.end);
     vma.start.is_multiple_of(HEAP_BYTES) && end - vma.start >= HEAP_BYTES
 }

@@ -394,7 +394,7 @@ impl Pool {
         let spared = ticket.copies > 1 && !reach.direct;
         let mut troubles: Vec<(usize, ConnectError)> = Vec::new();
         for (i, part) in ticket.parts.iter().enumerate() {
-            let inherited = spared && config.without.get(i).is_some_and(|of| of.at_first);
+            let inherited = spared && config.begins_without(i);
             if i >= ticket.first() {
                 break;
             }
@@ -451,16 +451,13 @@ impl Pool {
     /// is taken over where there is a connection. Where there is none, its pages are copied there anew.
     fn await_later(&mut self, ticket: &LeaseTicket, config: &PoolConfig) {
         let until = Instant::now() + rampool_session::MOST_SPARE_SILENCE;
-        let inherited = |index: usize| config.without.get(index).is_some_and(|of| of.at_first);
         let awaited = |server: &Server| !server.is_there() && server.lost.is_none();
         let later = ticket.first()..ticket.parts.len();
-        let later: Vec<usize> = later.filter(|index| !inherited(*index)).collect();
+        let later: Vec<usize> = later.filter(|index| !config.begins_without(*index)).collect();
         loop {
             self.step(Instant::now());
-            if Instant::now() >= until || !later.iter().any(|index| awaited(&self.shell.servers[*index])) {
-                return;
-            }
-            if self.sleep(until).is_err() {
+            let waits = later.iter().any(|index| awaited(&self.shell.servers[*index]));
+            if !waits || Instant::now() >= until || self.sleep(until).is_err() {
                 return;
             }
         }

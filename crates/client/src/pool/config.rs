@@ -109,6 +109,11 @@ impl PoolConfig {
         }
     }
 
+    /// Whether this server is joined later, when it can be reached.
+    pub(super) fn begins_without(&self, server: usize) -> bool {
+        self.without.get(server).is_some_and(|of| of.at_first)
+    }
+
     fn with_lease(lease: LeaseRequest) -> Self {
         Self {
             lease,
