@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The world's programs at half and at a quarter of their own peak, natively and under `rampool run` by turns:
-answers, time, processor time, memory held.
+"""The world's programs at half and at a quarter of their own peak, natively, under `rampool run`, and with
+kernel swap on zram in as much memory, by turns: answers, time, processor time, memory held.
 
 `python3 bench/world.py [--json FILE] [--only NAME] [--rounds N] [--list]`. What a program needs is
 installed where this user may; what cannot be had is left out, and said. Without --json it ends with 1 where
@@ -8,6 +8,7 @@ an answer differs, a program fails or takes longer than its bound. RAMPOOL_BIN n
 """
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -20,12 +21,17 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/programs/world")]
 import catalog  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.world import MIB, Failure, World  # noqa: E402
+from harness.zram import KernelSwap  # noqa: E402
 from report import Report, ratios  # noqa: E402
 
 SHARES = (0.5, 0.25)
 NATIVE_S = 120
 # What starting takes, whatever the bound.
 START_S = 10
+# For the kernel's own memory of the processes, which the limit of a cgroup includes.
+KERNEL = 2 * MIB
+# Where all pages of a small cgroup are in use, the kernel at times ends a process though there is swap.
+SWAP_TRIES = 3
 
 
 def installed(program):
@@ -56,42 +62,43 @@ def installed(program):
 
 
 class Run:
-    """One program natively and at each share, round after round."""
+    """One program natively and at each share, round after round. `swap`: a KernelSwap, or None."""
 
-    def __init__(self, program, argv, directory):
-        self.program, self.argv, self.directory = program, argv, directory
+    def __init__(self, program, argv, swap):
+        self.program, self.argv, self.swap = program, argv, swap
         self.wrong = None
         self.natives, self.paged = [], {share: [] for share in SHARES}
+        self.swapped, self.not_swapped = {share: [] for share in SHARES}, {}
 
-    def once(self, timeout, local=None):
+    def once(self, timeout, local=None, prepare=lambda: None, watch=True):
         # A program of another user must reach its directory.
         with World("world") as world:
             world.dir.chmod(0o777)
+            how = {"before": self.program.before, "watch": watch, "prepare": prepare}
             env = {"PYTHONHASHSEED": "0", **self.program.env}
-            return Seen(
-                world.run(
-                    self.argv, timeout=timeout, local=local, env=env, before=self.program.before, watch=True
-                )
-            )
+            return Seen(world.run(self.argv, timeout=timeout, local=local, env=env, **how))
 
-    def natively(self):
-        seen = self.once(NATIVE_S)
+    def natively(self, watch=True):
+        seen = self.once(NATIVE_S, watch=watch)
         if seen.code != 0:
             raise Failure(f"natively it ends with {seen.code}: {seen.err[-300:]}")
         return seen
 
     def rounds(self, count):
         """Stops at the first thing that is wrong, and keeps what was seen before."""
-        first = self.natively()
-        self.peak, self.answer = first.peak, first.answer
+        first = self.natively(watch="shares")
+        self.peak, self.answer, self.moments = first.peak, first.answer, first.moments
         for _ in range(count):
             native = self.natively()
             if native.answer != self.answer:
                 raise Failure(f"natively it answers {self.answer}, and {native.answer} the next time")
             self.natives.append(native)
             for share, bound in zip(SHARES, self.program.bound):
+                limit = bound * native.wall + START_S
                 if self.wrong is None or not self.paged[share]:
-                    self.at(share, bound * native.wall + START_S)
+                    self.at(share, limit)
+                if self.swap and share not in self.not_swapped:
+                    self.swapped_at(share, limit)
 
     def at(self, share, limit):
         what = f"at {share:.0%}"
@@ -113,6 +120,29 @@ class Run:
         else:
             self.paged[share].append(seen)
 
+    def swapped_at(self, share, limit):
+        """The same with kernel swap: how it ends there is the kernel's affair, and only said."""
+        local = self.local(share)
+        # As `--local` does, this lets each process have so much.
+        together = max(sum(min(held, local) for held in moment) for moment in self.moments)
+        killed = 0
+        while killed < SWAP_TRIES:
+            try:
+                with self.swap.limit(max(together, local) + KERNEL) as group:
+                    seen = self.once(limit, prepare=group.join)
+                    if group.killed():
+                        killed += 1
+                        continue
+            except Failure:
+                self.not_swapped[share] = f"with kernel swap at {share:.0%} no end in {limit:.0f} s"
+                return
+            if seen.code == 0 and seen.answer == self.answer:
+                self.swapped[share].append(seen)
+            else:
+                self.not_swapped[share] = f"with kernel swap at {share:.0%} it ends with {seen.code}"
+            return
+        self.not_swapped[share] = f"with kernel swap at {share:.0%} the kernel ends it for lack of memory"
+
     def local(self, share):
         return max(int(self.peak * share), 4 * MIB)
 
@@ -125,6 +155,7 @@ class Run:
             "bound": program.bound,
             "wrong": self.wrong,
             "stays": program.stays,
+            "not_swapped": list(self.not_swapped.values()),
         }
         report.series(
             f"{name}: native",
@@ -135,10 +166,14 @@ class Run:
             **common,
         )
         for share, reach in zip(SHARES, program.reach):
-            paged = self.paged[share]
+            paged, swapped = self.paged[share], self.swapped[share]
+            what = f"{share:.0%}"
+            if swapped:
+                walls = [seen.wall for seen in swapped]
+                cpu = [seen.cpu for seen in swapped]
+                report.series(f"{name}: at {what}, kernel swap", "s", walls, what=f"{what} swap", cpu_s=cpu, **common)
             if not paged:
                 continue
-            what = f"{share:.0%}"
             report.series(
                 f"{name}: at {what}",
                 "s",
@@ -170,23 +205,34 @@ class Seen:
             outcome.lasting_anonymous,
             outcome.faults(),
         )
-        self.answer = catalog.digest_of(outcome.text())
+        self.answer, self.moments = catalog.digest_of(outcome.text()), outcome.moments
 
 
-def measured(program, report, directory, rounds):
+def measured(program, report, directory, rounds, swap):
     """Measures one program. Returns what is wrong with it, or None."""
     if why := installed(program):
         report.all["left_out"][program.name] = why
         return None
     try:
         argv = program.argv(catalog.Place(directory))
-        run = Run(program, argv, directory)
+        run = Run(program, argv, swap)
         run.rounds(rounds)
     except (Failure, OSError, subprocess.SubprocessError) as error:
         report.all["left_out"][program.name] = re.sub(r"\s+", " ", f"not measured: {error}")[:300]
         return str(error)
     run.record(report)
+    for why in run.not_swapped.values():
+        print(f"  {program.name}: {why}", flush=True)
     return run.wrong
+
+
+def swap_or_not(held, report):
+    """Kernel swap until `held` ends, or None where this machine has none for us."""
+    try:
+        return held.enter_context(KernelSwap())
+    except (OSError, subprocess.SubprocessError) as error:
+        report.note(f"not compared with kernel swap: {error}")
+        return None
 
 
 def main():
@@ -210,15 +256,18 @@ def main():
     report.all["left_out"] = {}
     report.note(
         "private store; local memory: 50 % and 25 % of the most anonymous memory that one process of the "
-        "program held natively in the same run; not pinned; held for 50 ms"
+        "program held natively in the same run; not pinned; held for 50 ms; swap: kernel swap on zram, all "
+        "processes in a memory cgroup with what they together may hold under rampool, and 2 MiB"
     )
     wrong = {}
-    for program in programs:
-        with tempfile.TemporaryDirectory(prefix="rampool-world-") as directory:
-            os.chmod(directory, 0o777)
-            if said := measured(program, report, Path(directory), options.rounds):
-                wrong[program.name] = said
-                print(f"  {program.name}: {said}", flush=True)
+    with contextlib.ExitStack() as held:
+        swap = swap_or_not(held, report)
+        for program in programs:
+            with tempfile.TemporaryDirectory(prefix="rampool-world-") as directory:
+                os.chmod(directory, 0o777)
+                if said := measured(program, report, Path(directory), options.rounds, swap):
+                    wrong[program.name] = said
+                    print(f"  {program.name}: {said}", flush=True)
     for name, why in report.all["left_out"].items():
         print(f"  {name}: {why}", flush=True)
     report.finish(options.json)

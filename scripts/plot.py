@@ -434,14 +434,18 @@ def world_table(data):
         cells[program, "native: s, MiB"] = f"{short(native['median'])}, {short(said['peak_mib'])}"
         remarks = [f"**{said['wrong']}**"] if said["wrong"] else []
         remarks += [said["stays"]] if said["stays"] else []
+        remarks += said.get("not_swapped", [])
         for what in ("50%", "25%"):
+            if f"{what} swap" in by:
+                cells[program, f"{what}, swap"] = world_cell(native, by[f"{what} swap"], None)
             if what in by:
                 reach = reaches.get(f"{program}, {what} local: rampool / native")
                 cells[program, what] = world_cell(native, by[what], reach)
                 remarks += held_too_much(by[what]["parameters"], what)
         cells[program, "remarks"] = "; ".join(remarks)
     cells |= {(program, "remarks"): why for program, why in data.get("left_out", {}).items()}
-    columns = ["native: s, MiB", "50%", "25%", "remarks"]
+    named = ["native: s, MiB", "50%", "50%, swap", "25%", "25%, swap", "remarks"]
+    columns = [column for column in named if any(of == column for _, of in cells)]
     return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU") if cells else []
 
 

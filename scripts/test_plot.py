@@ -63,13 +63,15 @@ class Tables(unittest.TestCase):
         said |= {"stays": None}
         half = said | {"what": "50%", "cpu_s": [3], "lasting_mib": 23, "local_mib": 20, "wrong": None}
         native = said | {"what": "native", "cpu_s": [2], "wrong": "at 25% no end in 90 s"}
-        series = [{"median": 2, "parameters": native}, {"median": 5, "parameters": half}]
+        swapped = said | {"what": "50% swap", "cpu_s": [4]}
+        runs = ((2, native), (5, half), (3, swapped))
+        series = [{"median": median, "parameters": by} for median, by in runs]
         reach = ratio("xz, 50% local: rampool / native", 2.5, 2.5, 2.5, "<= 2", False)
         table = plot.world_table({"series": series, "ratios": [reach], "left_out": {"R": "not here"}})
         self.assertEqual(
             table[2:],
             [
-                "| xz | 2, 40 | **2.5** [<=2], 1.5 |  | "
+                "| xz | 2, 40 | **2.5** [<=2], 1.5 | 1.5, 2 | "
                 "**at 25% no end in 90 s**; held 23 of 20 MiB at 50% |",
                 "| R |  |  |  | not here |",
             ],

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,14 +43,20 @@ def parents():
     return found
 
 
+# Processes that outlive a test's world: none of its descendants, as far as it knows.
+OUTLIVE = set()
+
+
 def descendants(root):
-    """Every live descendant of `root`, without itself."""
+    """Every live descendant of `root`, without itself and those that OUTLIVE it."""
     children = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
     found, left = [], list(children.get(root, []))
     while left:
         pid = left.pop()
+        if pid in OUTLIVE:
+            continue
         found.append(pid)
         left.extend(children.get(pid, []))
     return found
@@ -65,6 +72,12 @@ def anonymous_bytes(pid):
             if len(fields) > 2 and fields[0] != b"0":
                 break
     return (int(fields[1]) - int(fields[2])) * PAGE if len(fields) > 2 else 0
+
+
+def anonymous_share(pid):
+    """Resident anonymous memory; what several processes share is divided among them."""
+    found = re.search(rb"^Pss_Anon: +(\d+) kB", _read(f"/proc/{pid}/smaps_rollup"), re.M)
+    return int(found.group(1)) * 1024 if found else 0
 
 
 def _tasks(pid):

@@ -110,12 +110,14 @@ SAMPLE_S = 0.004
 class Outcome:
     """How a run ended, and what was seen of it."""
 
-    def __init__(self, code, out, err, wall, usage, peak_anonymous, lasting_anonymous, pids):
+    def __init__(self, code, out, err, wall, usage, peak_anonymous, lasting_anonymous, pids, moments):
         self.code, self.out, self.err, self.wall = code, out, err, wall
         # Processor time of the program and of all that it, and `rampool run`, waited for.
         self.peak_rss, self.cpu, self.pids = usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, pids
         # The most memory that a managed process held at any moment, and the most that one held for LASTING_S without a break.
         self.peak_anonymous, self.lasting_anonymous = peak_anonymous, lasting_anonymous
+        # With `watch="shares"`: what each process held, moment by moment, its share of what it shares.
+        self.moments = moments
 
     def text(self):
         return self.out.read_text(errors="replace")
@@ -202,7 +204,7 @@ class World:
         """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process calls `prepare` first.
         `stats`: a file for the counters, in place of a summary on standard error.
         `before`: a command that starts the rest of its command line. `watch`: samples the memory of its
-        processes natively too."""
+        processes natively too; "shares" keeps all that was seen."""
         number = next(self.numbers)
         out, err = self.dir / f"{number}.out", self.dir / f"{number}.err"
         argv = [str(a) for a in argv]
@@ -231,6 +233,7 @@ class Running:
         self.world, self.process, self.out, self.err, self.local = world, process, out, err, local
         self.started = started
         self.peaks, self.lasting, self.done = {}, 0, threading.Event()
+        self.watch, self.moments = watch, []
         self.sampler = None
         if local is not None or watch:
             self.sampler = threading.Thread(target=self._sample, daemon=True)
@@ -251,6 +254,8 @@ class Running:
                             managed.append(pid)
                     except OSError:
                         pass
+            if self.watch == "shares":
+                self.moments.append([procs.anonymous_share(pid) for pid in managed])
             for pid in managed:
                 seen = procs.anonymous_bytes(pid)
                 if seen > self.peaks.get(pid, 0):
@@ -261,7 +266,7 @@ class Running:
                 while len(window) > 1 and window[1][0] <= now - LASTING_S:
                     window.popleft()
                 if window[0][0] <= now - LASTING_S:
-                    self.lasting = max(self.lasting, min(held for _, held in window))
+                    self.lasting = max(self.lasting, min(one for _, one in window))
             self.done.wait(SAMPLE_S)
 
     def managed_pids(self, count=1, timeout=20):
@@ -316,4 +321,4 @@ class Running:
             self.sampler.join(10)
         err = self.said()
         code, peak = self.process.returncode, max(self.peaks.values(), default=0)
-        return Outcome(code, self.out, err, wall, usage, peak, self.lasting, list(self.peaks))
+        return Outcome(code, self.out, err, wall, usage, peak, self.lasting, list(self.peaks), self.moments)
