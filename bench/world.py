@@ -169,9 +169,14 @@ class Run:
             paged, swapped = self.paged[share], self.swapped[share]
             what = f"{share:.0%}"
             if swapped:
-                walls = [seen.wall for seen in swapped]
-                cpu = [seen.cpu for seen in swapped]
-                report.series(f"{name}: at {what}, kernel swap", "s", walls, what=f"{what} swap", cpu_s=cpu, **common)
+                report.series(
+                    f"{name}: at {what}, kernel swap",
+                    "s",
+                    [seen.wall for seen in swapped],
+                    what=f"{what} swap",
+                    cpu_s=[seen.cpu for seen in swapped],
+                    **common,
+                )
             if not paged:
                 continue
             report.series(

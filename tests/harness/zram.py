@@ -63,7 +63,7 @@ class KernelSwap:
         self.guard.wait()
 
     def limit(self, byte_count):
-        """A group whose processes together keep so many bytes resident, the kernel's own for them included."""
+        """A group whose processes together keep so many bytes resident, the kernel's for them included."""
         return Limit(CGROUPS / f"rampool-{os.getpid()}-{next(self.numbers)}", byte_count)
 
 
