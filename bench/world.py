@@ -134,14 +134,14 @@ class Run:
                         killed += 1
                         continue
             except Failure:
-                self.not_swapped[share] = f"with kernel swap at {share:.0%} no end in {limit:.0f} s"
+                self.not_swapped[share] = "no end"
                 return
             if seen.code == 0 and seen.answer == self.answer:
                 self.swapped[share].append(seen)
             else:
-                self.not_swapped[share] = f"with kernel swap at {share:.0%} it ends with {seen.code}"
+                self.not_swapped[share] = f"ends with {seen.code}"
             return
-        self.not_swapped[share] = f"with kernel swap at {share:.0%} the kernel ends it for lack of memory"
+        self.not_swapped[share] = "out of memory"
 
     def local(self, share):
         return max(int(self.peak * share), 4 * MIB)
@@ -155,7 +155,7 @@ class Run:
             "bound": program.bound,
             "wrong": self.wrong,
             "stays": program.stays,
-            "not_swapped": list(self.not_swapped.values()),
+            "not_swapped": {f"{share:.0%}": why for share, why in self.not_swapped.items()},
         }
         report.series(
             f"{name}: native",
@@ -226,8 +226,8 @@ def measured(program, report, directory, rounds, swap):
         report.all["left_out"][program.name] = re.sub(r"\s+", " ", f"not measured: {error}")[:300]
         return str(error)
     run.record(report)
-    for why in run.not_swapped.values():
-        print(f"  {program.name}: {why}", flush=True)
+    for share, why in run.not_swapped.items():
+        print(f"  {program.name}: at {share:.0%}, kernel swap: {why}", flush=True)
     return run.wrong
 
 
@@ -262,7 +262,8 @@ def main():
     report.note(
         "private store; local memory: 50 % and 25 % of the most anonymous memory that one process of the "
         "program held natively in the same run; not pinned; held for 50 ms; swap: kernel swap on zram, all "
-        "processes in a memory cgroup with what they together may hold under rampool, and 2 MiB"
+        "processes in a memory cgroup with what they together may hold under rampool, and 2 MiB; one of them "
+        "may hold there what others leave; `out of memory`: the kernel ended it, three times of three"
     )
     wrong = {}
     with contextlib.ExitStack() as held:

@@ -434,7 +434,8 @@ def world_table(data):
         cells[program, "native: s, MiB"] = f"{short(native['median'])}, {short(said['peak_mib'])}"
         remarks = [f"**{said['wrong']}**"] if said["wrong"] else []
         remarks += [said["stays"]] if said["stays"] else []
-        remarks += said.get("not_swapped", [])
+        not_swapped = said.get("not_swapped", {})
+        cells |= {(program, f"{what}, swap"): why for what, why in not_swapped.items()}
         for what in ("50%", "25%"):
             if f"{what} swap" in by:
                 cells[program, f"{what}, swap"] = world_cell(native, by[f"{what} swap"], None)
