@@ -106,7 +106,6 @@ PARTS = {
     "redundancy": ((*PAGED, "copies"), 600),
     "server": (DIRECT, 40),
     "direct": (DIRECT, 90),
-    "exposed": (DIRECT, 20),
     "openmpi": (DIRECT, 20),
     "register": (DIRECT, 40),
     "fifo": (DIRECT, 60),

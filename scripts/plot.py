@@ -98,7 +98,6 @@ FOLLOWS = {
     r"|reads a second: least .*|server's CPU time an operation: .* / .*",
     "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|strided ).*"
     r"|8 faces of[^/]*|column .*|get and put.*|random gather.*|same host: .*socket / shared memory",
-    "exposed": r".*, copied",
     "tenants": r"p99 .*, now against before|(before: )?victim's .*, next to .*|scans .* 64 connections"
     r"|4 KiB reads, before|the slowest of a round",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
@@ -199,7 +198,6 @@ GRIDS = {
     ],
     "python": [[r"(?P<column>same host|loopback TCP|1 Gbit/s): (?P<row>.*?)(, p50)?"]],
     "server": [[r"(?P<row>[^:]*): (?P<column>reads|reads, p50|.* CPU time an operation)"]],
-    "exposed": [[r"(?P<column>one CPU|two CPUs): (?P<row>.*), by key / copied"]],
     "openmpi": [[r"(?P<column>TCP|same host): (?P<row>.*?)(: OpenMPI / rampool)?"]],
     "register": [
         [r"4096 KiB, (?P<row>.*), (?P<column>.*)"],
@@ -221,7 +219,6 @@ GRIDS = {
 # What stands in the corner of the tables, where it is more than that they are figures.
 CORNERS = {
     "miss": "/ kernel swap, and what that takes",
-    "exposed": "by key / copied; by key",
     "openmpi": "OpenMPI / rampool; rampool",
     "tenants": "p99 next to these / alone",
 }

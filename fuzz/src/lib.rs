@@ -27,13 +27,12 @@ use rampool_sharing::channel::{Channel, ChannelConfig};
 use rampool_sharing::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
 use rampool_sharing::message::Message;
 use rampool_wire::frame::{
-    AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, LeaseId,
+    AttachLease, AwaitBody, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, LeaseId,
     LeaseToken, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
     MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, NamedRegion, Opcode, OpenLease, PageEntry,
-    Piece, Published, Push, PushHeads, QueueBounds, Reach, Reference, RegionId, ScanRequest, Settlement,
-    Take, Window, encode_extents, encode_frame, encode_grant, encode_put, encode_reduced, encode_revocation,
-    glimpse, page_crc, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message,
-    parse_put, parse_reduced, parse_revocation,
+    Piece, Publish, Published, Push, PushHeads, QueueBounds, Reach, Reference, RegionId, ScanRequest,
+    Settlement, Take, Window, encode_extents, encode_frame, encode_put, encode_reduced, glimpse, page_crc,
+    parse_accumulate_arg, parse_extents, parse_get_reply, parse_message, parse_put, parse_reduced,
 };
 use rampool_wire::layout::Program;
 use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
@@ -75,8 +74,6 @@ pub fn frame(data: &[u8]) {
             }
         }
         Opcode::Gather | Opcode::Scatter | Opcode::Accumulate if !header.is_reply() => {
-            let table =
-                if header.is_by_key() { ByKey::split(table).map_or(table, |(_, rest)| rest) } else { table };
             if let Ok(window) = Window::parse_with(table, &mut Vec::new()) {
                 assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
                 assert_eq!(window.blocks().iter().map(|block| block.len).sum::<u32>(), window.len);
@@ -99,17 +96,10 @@ pub fn frame(data: &[u8]) {
         }
         Opcode::Reach if !header.is_reply() => _ = Reach::parse(header.arg, table),
         Opcode::Reach => _ = Published::parse_all(table),
-        Opcode::Expose => {
-            if let Ok(grant) = parse_grant(table) {
+        Opcode::Publish => {
+            if let Ok(publish) = Publish::parse(table) {
                 let mut again = Vec::new();
-                encode_grant(&grant, &mut again);
-                assert_eq!(again, table);
-            }
-        }
-        Opcode::Revoke => {
-            if let Ok(key) = parse_revocation(table) {
-                let mut again = Vec::new();
-                encode_revocation(key, &mut again);
+                publish.encode(&mut again);
                 assert_eq!(again, table);
             }
         }

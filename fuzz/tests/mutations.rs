@@ -2,16 +2,15 @@
 
 use rampool_pager::fork::ChildMemory;
 use rampool_paging::space::Span;
-use rampool_pinning::keys::{Grant, Key, Rights};
 use rampool_sharing::Rank;
 use rampool_sharing::channel::{Channel, ChannelConfig};
 use rampool_sharing::control::{Control, FrameKind, Hello, frame};
 use rampool_sharing::message::{Body as MessageBody, Message};
 use rampool_wire::frame::{
-    AttachLease, AwaitBody, Body, ByKey, Change, CopyRequest, Delivery, FetchOp, Granted, Header, LeaseId,
-    LeaseToken, Listed, MemberId, NamedRegion, Opcode, OpenLease, PageEntry, Push, PushHeads, QueueBounds,
-    Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents,
-    encode_frame, encode_get_reply, encode_grant, encode_put, encode_revocation,
+    AttachLease, AwaitBody, Body, Change, CopyRequest, Delivery, FetchOp, Granted, Header, LeaseId,
+    LeaseToken, Listed, MemberId, NamedRegion, Opcode, OpenLease, PageEntry, Publish, Push, PushHeads,
+    QueueBounds, Reference, RegionId, Rights, ScanRequest, Settlement, Status, Take, Window, encode_error,
+    encode_extents, encode_frame, encode_get_reply, encode_put,
 };
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::{Encryption, Preface};
@@ -124,12 +123,8 @@ fn frames() -> Vec<Vec<u8>> {
     }
     let mut named = Vec::new();
     assert!(NamedRegion { region: RegionId(3), bytes: 4096, name: "table".into() }.encode(&mut named));
-    let key = Key { place: 5, generation: 7 };
-    let (mut exposed, mut revoked, mut by_key) = (Vec::new(), Vec::new(), Vec::new());
-    encode_grant(&Grant { key, bytes: 1 << 20, rights: Rights::Both }, &mut exposed);
-    encode_revocation(key, &mut revoked);
-    ByKey { key, offset: 4096 }.encode(&mut by_key);
-    window.encode_with(&[], &mut by_key);
+    let mut published = Vec::new();
+    Publish { rights: Rights::Both, bytes: 1 << 20, name: "inbox" }.encode(&mut published);
     let (lease, token) = (LeaseId(3), LeaseToken([9; 16]));
     let endpoint = "127.0.0.1:7117".to_owned();
     CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region: RegionId(1) }
@@ -161,10 +156,9 @@ fn frames() -> Vec<Vec<u8>> {
             encode_frame(out, Header::request(Opcode::ListRegions, 20).reply(Status::Ok), &named, 0)
         }),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 14).reply(Status::Ok), &[3; 24], 0)),
-        framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
-        framed(&|out| encode_frame(out, Header::request(Opcode::Reach, 21).with_arg(2), &[1; 40], 0)),
-        framed(&|out| encode_frame(out, Header::request(Opcode::Revoke, 16), &revoked, 0)),
-        framed(&|out| encode_frame(out, Header::request(Opcode::Gather, 17).by_key(), &by_key, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Publish, 15), &published, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Reach, 21).with_arg(1), &[1; 40], 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Withdraw, 16).with_arg(3), &[], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::ReadPiece, 18).with_arg(0x300_8ff7), &[], 0)),
     ]
 }

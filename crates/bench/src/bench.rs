@@ -9,7 +9,6 @@
 //!    fit          programs that fit their budget, compared with the same programs natively
 //!    direct       the direct view compared with raw round trips, streams, single gets and the paged view
 //!    examples     the example programs of the direct view compared with plain gets and puts
-//!    exposed      memory that the server reaches by key, compared with bytes that travel through rings
 //!    openmpi      strided gets and gathers compared with OpenMPI's one-sided operations
 //!   register     the pin-down cache: look-ups; copies, hits and misses against payload
 //!    fifo         remote queues compared with raw connections and redis lists
@@ -33,7 +32,6 @@
 mod allocation;
 mod direct;
 mod examples;
-mod exposed;
 mod fault;
 mod fifo;
 mod fit;
@@ -81,7 +79,6 @@ enum Bench {
     Server(server::Args),
     Direct(direct::Args),
     Examples(examples::Args),
-    Exposed(exposed::Args),
     Openmpi(openmpi::Args),
     Register(register::Args),
     Fifo(fifo::Args),
@@ -146,7 +143,6 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Direct(args) => direct::run(&args),
         Bench::DirectGets(args) => direct::gets(&args),
         Bench::Examples(args) => examples::run(&args),
-        Bench::Exposed(args) => exposed::run(&args),
         Bench::Openmpi(args) => openmpi::run(&args),
         Bench::Register(args) => register::run(&args),
         Bench::Fifo(args) => fifo::run(&args),

@@ -180,12 +180,6 @@ typedef struct rampool_direct rampool_direct;
 typedef struct rampool_direct_region rampool_direct_region;
 
 /**
- * Memory of this process that a server on this machine may read and write while an operation names it. Use
- * it from one thread at a time; a forked child does not have it.
- */
-typedef struct rampool_exposed rampool_exposed;
-
-/**
  * A copy of a region at the memory servers, and how to reach it.
  */
 typedef struct rampool_handed_over rampool_handed_over;
@@ -321,29 +315,6 @@ typedef struct {
    */
   double real;
 } rampool_total;
-
-/**
- * Counts of operations on exposed memory.
- */
-typedef struct {
-  /**
-   * Exposed memories that a server has a key to now.
-   */
-  uint64_t exposed;
-  /**
-   * Operations whose bytes did not travel, and those bytes.
-   */
-  uint64_t requests;
-  uint64_t bytes;
-  /**
-   * Operations that the server refused because it no longer knew the key; they were repeated.
-   */
-  uint64_t stale;
-  /**
-   * Exposed memories that were replaced because a server with a key was lost, or its connection broke.
-   */
-  uint64_t replaced;
-} rampool_key_stats;
 
 /**
  * A column of numbers: what `layout` selects from `offset` of the region on.
@@ -1025,6 +996,27 @@ rampool_status rampool_direct_copy(rampool_direct *direct,
                                    const rampool_layout *target);
 
 /**
+ * Counts and sums the selected elements of a column for each key, and finds their least and greatest: the
+ * elements of `keys`, integers, say to which group each element of `column` belongs, and are as many. The
+ * filter is of the elements. The servers add up. Writes the first `room` groups, by ascending keys; `*count`
+ * is the number of all; if it is more than `room`, the call succeeds and the rest is not written. More than
+ * 2^20 different keys are refused. Blocks until all servers have answered. A change of keys that was started
+ * in another region than the column's must have ended.
+ *
+ * Requirements:
+ * `direct` as for rampool_direct_accumulate(); `keys` and `column` are null or valid, with regions that
+ * belong to it and layouts that were not freed; `filter` is null (all elements) or valid; `groups` has room
+ * for `room` items, and is not null unless `room` is 0; `count` can be written.
+ */
+rampool_status rampool_direct_group(rampool_direct *direct,
+                                    const rampool_column *keys,
+                                    const rampool_column *column,
+                                    const rampool_filter *filter,
+                                    rampool_group *groups,
+                                    size_t room,
+                                    uint64_t *count);
+
+/**
  * Makes a copy-on-write copy of a region at its memory servers, for other processes. Pages in local memory
  * are stored there, and stay here. The owner continues at once, and its later writes do not show in the
  * copy. Writes of other threads during the call are included or not, page by page. Blocks; faults of the
@@ -1077,128 +1069,6 @@ rampool_status rampool_direct_join_handed_over(const rampool_builder *builder,
                                                rampool_direct_region **region,
                                                uint64_t *offset,
                                                uint64_t *bytes);
-
-/**
- * Allocates `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through
- * shared memory. If there is none, or it accepts no more (64 memories and 256 MiB for each connection), the
- * memory is ordinary memory: see rampool_direct_is_exposed(). Blocks until the server has answered. On
- * success, free `*memory` with rampool_exposed_free(); otherwise it is null.
- *
- * Requirements:
- * `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be
- * written.
- */
-rampool_status rampool_direct_expose(rampool_direct *direct,
-                                     size_t bytes,
-                                     rampool_exposed **memory);
-
-/**
- * The first byte of exposed memory; the address is valid until the memory is freed. Null for null.
- *
- * Requirements:
- * `memory` is null or came from rampool_direct_expose() and was not freed.
- */
-void *rampool_exposed_address(const rampool_exposed *memory);
-
-/**
- * Bytes of exposed memory; 0 for null.
- *
- * Requirements:
- * As rampool_exposed_address().
- */
-size_t rampool_exposed_bytes(const rampool_exposed *memory);
-
-/**
- * Whether a server has a key to the memory now. False from a break of its connection until the reconnect.
- * False for null.
- *
- * Requirements:
- * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or
- * came from rampool_direct_expose() of it and was not freed.
- */
-bool rampool_direct_is_exposed(const rampool_direct *direct,
-                               const rampool_exposed *memory);
-
-/**
- * Revokes the key. Blocks until the server confirms that it no longer touches the memory, or until it is
- * lost and the bytes are in other memory at the same addresses. The memory stays, as ordinary memory.
- *
- * Requirements:
- * As rampool_direct_is_exposed().
- */
-rampool_status rampool_direct_withdraw(rampool_direct *direct,
-                                       const rampool_exposed *memory);
-
-/**
- * Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or
- * when the view is closed. Null does nothing.
- *
- * Requirements:
- * `memory` is null or came from rampool_direct_expose() and was not freed; nothing uses it any more.
- */
-void rampool_exposed_free(rampool_exposed *memory);
-
-/**
- * Reads the bytes that `there` selects from `offset` of the region on into exposed memory, contiguously from
- * its byte `at` on. With a key, the server writes them there itself.
- *
- * Requirements:
- * As rampool_direct_is_exposed(); `region` belongs to `direct`; `there` is a layout that was not freed;
- * nothing else uses those bytes of the memory during the call.
- */
-rampool_status rampool_direct_get_into(rampool_direct *direct,
-                                       const rampool_direct_region *region,
-                                       uint64_t offset,
-                                       const rampool_layout *there,
-                                       const rampool_exposed *memory,
-                                       size_t at);
-
-/**
- * Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region
- * on. With a key, the server reads them there itself.
- *
- * Requirements:
- * As rampool_direct_get_into(), but other threads may read those bytes of the memory during the call.
- */
-rampool_status rampool_direct_put_from(rampool_direct *direct,
-                                       const rampool_direct_region *region,
-                                       uint64_t offset,
-                                       const rampool_layout *there,
-                                       const rampool_exposed *memory,
-                                       size_t at);
-
-/**
- * Writes the counts of operations on exposed memory to `*stats`, as many as fit `size` (pass
- * sizeof(rampool_key_stats)).
- *
- * Requirements:
- * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or
- * `size` bytes can be written there.
- */
-rampool_status rampool_direct_key_stats(const rampool_direct *direct,
-                                        rampool_key_stats *stats,
-                                        size_t size);
-
-/**
- * Counts and sums the selected elements of a column for each key, and finds their least and greatest: the
- * elements of `keys`, integers, say to which group each element of `column` belongs, and are as many. The
- * filter is of the elements. The servers add up. Writes the first `room` groups, by ascending keys; `*count`
- * is the number of all; if it is more than `room`, the call succeeds and the rest is not written. More than
- * 2^20 different keys are refused. Blocks until all servers have answered. A change of keys that was started
- * in another region than the column's must have ended.
- *
- * Requirements:
- * `direct` as for rampool_direct_accumulate(); `keys` and `column` are null or valid, with regions that
- * belong to it and layouts that were not freed; `filter` is null (all elements) or valid; `groups` has room
- * for `room` items, and is not null unless `room` is 0; `count` can be written.
- */
-rampool_status rampool_direct_group(rampool_direct *direct,
-                                    const rampool_column *keys,
-                                    const rampool_column *column,
-                                    const rampool_filter *filter,
-                                    rampool_group *groups,
-                                    size_t room,
-                                    uint64_t *count);
 
 /**
  * Opens the queue of this name. If it does not exist it is created, for at most `messages` messages with

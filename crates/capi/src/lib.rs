@@ -7,7 +7,7 @@
 //!    started rampool.h too: gets and puts of the direct view that are started now and waited for later
 //!    elements rampool.h too: updates, filters, totals and copies in the direct view
 //!    group    rampool.h too: totals for each key
-//!    exposed rampool.h too: regions handed over to other processes, and memory that a server has a key to
+//!    handed  rampool.h too: regions handed over to other processes
 //!   queue   rampool.h too: the direct view's queues
 //!    shared_direct rampool.h too: shared regions in the direct view, for ranks and other processes
 //! ```
@@ -20,8 +20,8 @@
 
 mod direct;
 mod elements;
-mod exposed;
 mod group;
+mod handed;
 mod queue;
 mod shared;
 mod shared_direct;
@@ -434,7 +434,6 @@ const _: () = assert!(OS_PAGE_BYTES == 4096, "the header promises pages of 4096 
 mod tests {
     use super::direct::*;
     use super::elements::*;
-    use super::exposed::*;
     use super::shared_direct::*;
     use super::store::*;
     use super::*;
@@ -488,8 +487,6 @@ mod tests {
             rampool_direct_max(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), &raw mut found);
             rampool_direct_select(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, &raw const filter, null_mut(), 0, &raw mut count);
             rampool_direct_select_values(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), 0, null_mut());
-            rampool_direct_get_into(null_mut(), null(), 0, null(), null(), 0);
-            rampool_direct_put_from(null_mut(), null(), 0, null(), null(), 0);
             rampool_shared_direct_get(null(), 0, null_mut(), 1);
             rampool_shared_direct_put(null(), 0, null(), 1);
             rampool_shared_direct_accumulate(null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number);

@@ -41,22 +41,18 @@
 //! Every wait ends: a server that does not answer within the pool's deadline is lost, and every operation
 //! that needs it ends with an error that names it.
 
-mod exposed;
 mod group;
 mod listener;
 mod published;
 mod queue;
 
-pub use exposed::Exposed;
 pub use group::{Column, Group, Key};
 pub use listener::{ListenError, QueueListener, Verdict};
-pub use published::RemoteMemory;
+pub use published::{PublishedMemory, RemoteMemory};
 pub use queue::{Message, PendingSend, Queue, QueueError, SendBody};
-pub use rampool_wire::frame::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
-pub use rampool_wire::keys::Rights;
+pub use rampool_wire::frame::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds, Rights};
 
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
-pub use crate::pool::KeyStats;
 use crate::pool::{
     Job, MOST_COPIED_BYTES, MOST_SCANNED, Pool, PoolConfig, PoolEvent, PoolRegion, RegionSelector,
     RegionTicket, ScanPart,
@@ -134,7 +130,9 @@ pub enum DirectError {
     /// More than one call should do: it would take too long, or too many requests.
     #[error("{operation} of {wanted} {what} is too large: one call does {most} at most")]
     TooMuch { operation: Operation, what: &'static str, wanted: u64, most: u64 },
-    #[error("cannot allocate memory to expose: {0}")]
+    #[error("no server of the pool is reached through shared memory, and only such a one publishes memory")]
+    NoServerHere,
+    #[error("cannot allocate memory to publish: {0}")]
     Memory(#[from] rampool_kernel::sealed::SealedError),
     #[error(transparent)]
     Pool(PoolError),
@@ -1265,23 +1263,6 @@ impl Direct {
         here: &Program,
         memory: *mut u8,
     ) -> Result<u64, DirectError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.begin_at(region, job, there, here, memory, false) }
-    }
-
-    /// As [`Direct::begin`], of memory that may be exposed.
-    ///
-    /// # Safety
-    /// As [`Pool::move_bytes`].
-    unsafe fn begin_at(
-        &mut self,
-        region: DirectRegion,
-        job: Job,
-        there: &Program,
-        here: &Program,
-        memory: *mut u8,
-        exposed: bool,
-    ) -> Result<u64, DirectError> {
         self.must_know(region)?;
         let offset = there.bounds().0.cast_unsigned();
         let token = self.token(match job {
@@ -1291,7 +1272,7 @@ impl Direct {
             Job::Accumulate(..) => Operation::Accumulate(offset),
         });
         // SAFETY: the caller's promise.
-        unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory, exposed) };
+        unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory) };
         Ok(token)
     }
 

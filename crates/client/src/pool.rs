@@ -25,11 +25,10 @@
 mod body;
 mod config;
 mod direct;
-mod exposed;
 mod frames;
 mod in_place;
-mod keyed;
 mod link;
+mod published;
 mod queue;
 mod reconnect;
 mod server;
@@ -40,7 +39,7 @@ mod ticket;
 pub use config::{Copies, LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
 pub use direct::RegionSelector;
 pub(crate) use direct::{GroupPart, Job, MOST_COPIED_BYTES, MOST_GROUPED, MOST_SCANNED, ScanPart};
-pub use exposed::KeyStats;
+pub(crate) use published::Publishing;
 pub(crate) use queue::QueueReply;
 pub use stats::{Histogram, PoolStats, ServerState, ServerStats};
 pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
@@ -179,7 +178,7 @@ impl Reach {
             0
         } else {
             let long = if same_host == SameHost::LongRings { features::LONG_RINGS } else { 0 };
-            features::RINGS | features::KEYS | features::PLACES | long
+            features::RINGS | features::PUBLISH | features::PLACES | long
         };
         let features = compression | rings | features::PIECES;
         let policy =
@@ -1842,7 +1841,7 @@ pub(crate) fn operation_of(opcode: Opcode) -> Operation {
         Opcode::Take => Operation::Take,
         Opcode::Settle => Operation::Settle,
         Opcode::AwaitBody => Operation::AwaitBody,
-        Opcode::Reach => Operation::Reach,
+        Opcode::Publish | Opcode::Withdraw | Opcode::Reach => Operation::Reach,
         Opcode::Heartbeat => Operation::Heartbeat,
         Opcode::Goodbye => Operation::Leave,
         _ => Operation::Idle,

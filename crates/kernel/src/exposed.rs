@@ -1,8 +1,8 @@
 //! Memory of this process that another one may be given to write into, and that can be taken away from it.
 //!
 //! It is a mapping of a sealed memory file ([`crate::sealed`]). A process with the file reaches the same
-//! bytes, until they are moved into another file ([`ExposedMemory::replace`]): later writes of the other
-//! process go to a file that is no longer read. A forked child does not have this memory: its addresses are
+//! bytes, until they are moved out of it ([`ExposedMemory::detach`]): later writes of the other process go
+//! to a file that is no longer read. A forked child does not have this memory: its addresses are
 //! not mapped there, so parent and child never see what arrives for the other.
 
 use crate::last_errno;
@@ -40,48 +40,39 @@ impl ExposedMemory {
         self.memory.bytes()
     }
 
-    /// Puts the bytes into other memory at the same addresses: what is mapped there changes at once, between
-    /// two accesses. What another thread writes meanwhile may be lost. Gives the descriptor of a new file, or
-    /// none where no file could be created: then the memory is this process's alone. In a forked child
+    /// Moves the bytes to memory of this process alone, at the same addresses: what is mapped there changes
+    /// at once, between two accesses. What another thread writes meanwhile may be lost. In a forked child
     /// nothing happens.
     ///
     /// # Errors
-    /// [`SealedError::Kernel`] where the kernel has no memory either: everything is as it was.
-    pub fn replace(&self) -> Result<Option<OwnedFd>, SealedError> {
+    /// [`SealedError::Kernel`] where the kernel has no memory: everything is as it was.
+    pub fn detach(&self) -> Result<(), SealedError> {
         if self.process != std::process::id() {
-            return Ok(None);
+            return Ok(());
         }
         let bytes = self.bytes();
         let refused = || SealedError::Kernel { bytes, errno: last_errno() };
-        let shared = SealedMemory::create(c"rampool-exposed", bytes)
-            .and_then(|(memory, fd)| not_for_children(&memory).map(|()| (memory, fd)));
-        let (fresh, fd) = match shared {
-            Ok((memory, fd)) => (ManuallyDrop::new(memory).span(0, bytes), Some(fd)),
-            Err(_) => {
-                let (protection, flags) =
-                    (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-                // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-                let fresh = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
-                if fresh == libc::MAP_FAILED {
-                    return Err(refused());
-                }
-                (fresh.cast::<u8>(), None)
-            }
-        };
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let fresh = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if fresh == libc::MAP_FAILED {
+            return Err(refused());
+        }
         // SAFETY: both are mappings of `bytes` bytes; no other code knows the fresh one. The old one is
         // memory that others may write: a raw copy.
-        unsafe { std::ptr::copy_nonoverlapping(self.start(), fresh, bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(self.start(), fresh.cast(), bytes) };
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: moves the fresh mapping, which has no other reference, over our own, whose addresses stay
         // mapped, with the same bytes. A pointer into it accesses one or the other.
-        let moved = unsafe { libc::mremap(fresh.cast(), bytes, bytes, flags, self.start()) };
+        let moved = unsafe { libc::mremap(fresh, bytes, bytes, flags, self.start()) };
         if moved == libc::MAP_FAILED {
             let error = refused();
             // SAFETY: the fresh mapping is ours, and unknown.
-            unsafe { libc::munmap(fresh.cast(), bytes) };
+            unsafe { libc::munmap(fresh, bytes) };
             return Err(error);
         }
-        Ok(fd)
+        Ok(())
     }
 
     /// Copies bytes out.
@@ -127,7 +118,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn what_the_other_side_writes_after_a_replacement_does_not_show() {
+    fn what_the_other_side_writes_after_it_was_detached_does_not_show() {
         let (ours, fd) = ExposedMemory::create(8192).unwrap();
         let theirs = SealedMemory::adopt(fd.as_fd(), 8192).unwrap();
         let write = |at: usize, byte: u8| {
@@ -143,15 +134,13 @@ mod tests {
         ours.write(1, &[9]);
         assert_eq!((read(5000), read(1)), (7, 9));
         let start = ours.start();
-        let fd = ours.replace().unwrap().expect("there are files to be had");
+        ours.detach().unwrap();
         assert_eq!((ours.start(), read(5000), read(1)), (start, 7, 9));
         write(5000, 8);
         write(1, 8);
         assert_eq!((read(5000), read(1)), (7, 9), "a late write shows");
-        let theirs = SealedMemory::adopt(fd.as_fd(), 8192).unwrap();
         ours.write(2, &[3]);
-        // SAFETY: within the mapping.
-        assert_eq!(unsafe { theirs.span(2, 1).read() }, 3);
+        assert_eq!(read(2), 3);
     }
 
     #[test]
@@ -163,7 +152,7 @@ mod tests {
             // SAFETY: asks about a page.
             let absent = unsafe { libc::msync(ours.start().cast(), 4096, libc::MS_ASYNC) } != 0
                 && last_errno() == libc::ENOMEM;
-            let untouched = matches!(ours.replace(), Ok(None));
+            let untouched = ours.detach().is_ok();
             // SAFETY: ends this process.
             unsafe { libc::_exit(if absent && untouched { 0 } else { 1 }) };
         }

@@ -24,14 +24,12 @@
 //! done. The cache registers nothing itself, knows no address (a page is a number), and never decides
 //! *whether* copying would be cheaper: see [`crate::path`].
 //!
-//! Read this page's [`PinCache`] first, then [`path`] (copy or zero copy), then [`keys`]: memory that another
-//! process may reach.
+//! Read this page's [`PinCache`] first, then [`path`] (copy or zero copy).
 #![forbid(unsafe_code)]
 
 use rampool_wire::units::PageIndex;
 use std::collections::VecDeque;
 
-pub mod keys;
 pub mod path;
 mod policy;
 

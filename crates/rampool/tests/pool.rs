@@ -3,10 +3,10 @@
 
 #[path = "pool/direct.rs"]
 mod direct;
-#[path = "pool/keyed.rs"]
-mod keyed;
 #[path = "pool/places.rs"]
 mod places;
+#[path = "pool/published.rs"]
+mod published;
 #[path = "pool/queue.rs"]
 mod queue;
 #[path = "pool/relay.rs"]

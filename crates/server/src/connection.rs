@@ -7,9 +7,9 @@ mod copies;
 mod edit;
 mod gather;
 mod grouped;
-mod keyed;
 mod leases;
 mod pages;
+mod published;
 mod queue;
 mod regions;
 mod requests;
@@ -312,8 +312,6 @@ pub(super) struct Connection {
     copies: usize,
     /// Requests that wait in queues.
     waiting: BTreeMap<u64, Header>,
-    /// Memory of the client that requests address by key.
-    exposures: keyed::Exposures,
     since: Instant,
     /// When the last bytes of the client arrived.
     pub(super) heard: Instant,
@@ -368,7 +366,6 @@ impl Connection {
         now: Instant,
     ) -> Self {
         let waiting = BTreeMap::new();
-        let exposures = keyed::Exposures::default();
         let identity = link.tenant();
         Self {
             link,
@@ -386,7 +383,6 @@ impl Connection {
             token,
             copies: 0,
             waiting,
-            exposures,
             since: now,
             heard: now,
             took: now,

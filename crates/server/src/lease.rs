@@ -162,6 +162,8 @@ impl Lease {
         if means.get(&member).is_some_and(|(of, _)| *of == connection) {
             means.remove(&member);
         }
+        drop(means);
+        self.published().disconnected(member, connection);
     }
 
     pub(super) fn published(&self) -> MutexGuard<'_, PublishedMemories> {

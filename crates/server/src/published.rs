@@ -1,58 +1,81 @@
-//! Exposed memory that every member of the lease may use, from any machine: its owner tells the name, others
-//! put bytes into it and get bytes out of it, and this server, on the owner's machine, carries that out.
+//! Memory that every member of the lease may use, from any machine: its owner tells the name, others put
+//! bytes into it and get bytes out of it, and this server, on the owner's machine, carries that out.
 //!
 //! A use holds the lease's list locked, for one copy of a table's length at most. So memory that is
-//! withdrawn, with its key or with its owner's connection, has no use under way.
+//! withdrawn, or whose owner's connection has ended, has no use under way.
 
 use crate::refused::Refused;
-use rampool_kernel::sealed::SealedMemory;
+use rampool_kernel::sealed::{SealedError, SealedMemory};
 use rampool_lease::ConnectionNumber;
-use rampool_pinning::keys::Rights;
-use rampool_wire::frame::{MemberId, Published, Reach, Status};
+use rampool_wire::frame::{MemberId, Publish, Published, Reach, Rights, Status};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Of a lease.
 const MOST_PUBLISHED: usize = 1024;
+/// Of a member: memories, and their bytes.
+const MOST_OF_A_MEMBER: usize = 64;
+const MOST_BYTES: u64 = 256 << 20;
 
 /// What the members of a lease have published.
 #[derive(Default)]
 pub(crate) struct PublishedMemories {
     /// The last number given.
     last: u64,
-    memories: BTreeMap<u64, (Published, Arc<SealedMemory>, Owner)>,
+    memories: BTreeMap<u64, (Published, SealedMemory, Owner)>,
 }
 
-/// Who has published a memory: a member, and on which of its connections.
-pub(super) type Owner = (MemberId, ConnectionNumber);
+/// Who has published a memory: a member, at which of its places, and on which of its connections.
+#[derive(Clone, Copy)]
+pub(super) struct Owner {
+    pub member: MemberId,
+    pub place: u64,
+    pub connection: ConnectionNumber,
+}
 
 impl PublishedMemories {
+    /// Lists memory instead of what was at the same place. `adopt` maps so many bytes of it.
     pub(super) fn publish(
         &mut self,
-        memory: Arc<SealedMemory>,
-        rights: Rights,
-        name: &str,
+        what: Publish<'_>,
         owner: Owner,
-    ) -> Result<u64, Refused> {
-        // The end of an earlier connection may be noticed later than what comes on the next one.
-        self.memories.retain(|_, (one, _, by)| one.name != name || by.0 != owner.0 || by.1 == owner.1);
+        adopt: impl FnOnce(usize) -> Result<SealedMemory, SealedError>,
+    ) -> Result<(), Refused> {
+        let Publish { bytes, rights, name } = what;
+        self.withdraw(owner.member, owner.place);
         if self.memories.values().any(|(one, ..)| one.name == name) {
             let said = format!("there is published memory named {name:?} already");
             return Err(Refused::new(Status::NotAllowed, said));
         }
-        if self.memories.len() == MOST_PUBLISHED {
-            let said = format!("the lease has {MOST_PUBLISHED} published memories, which is the most");
+        let (count, before) = self.of(owner.member);
+        let room = MOST_BYTES.checked_sub(before).is_some_and(|room| bytes <= room);
+        if self.memories.len() == MOST_PUBLISHED || count == MOST_OF_A_MEMBER || !room {
+            let said = format!(
+                "a lease has at most {MOST_PUBLISHED} published memories, a member {MOST_OF_A_MEMBER}, of \
+                 {MOST_BYTES} bytes together"
+            );
             return Err(Refused::new(Status::LimitReached, said));
         }
+        let memory = adopt(usize::try_from(bytes).expect("bounded above"))
+            .map_err(|error| Refused::new(Status::BadRequest, error))?;
         self.last += 1;
-        let (number, bytes) = (self.last, memory.bytes() as u64);
-        let published = Published { number, bytes, rights, name: name.to_owned() };
-        self.memories.insert(number, (published, memory, owner));
-        Ok(number)
+        let published = Published { number: self.last, bytes, rights, name: name.to_owned() };
+        self.memories.insert(self.last, (published, memory, owner));
+        Ok(())
     }
 
-    pub(super) fn withdraw(&mut self, number: u64) {
-        self.memories.remove(&number);
+    /// How many memories of a member there are, and their bytes.
+    fn of(&self, member: MemberId) -> (usize, u64) {
+        let own = self.memories.values().filter(|(.., by)| by.member == member);
+        own.fold((0, 0), |(count, bytes), (one, ..)| (count + 1, bytes + one.bytes))
+    }
+
+    pub(super) fn withdraw(&mut self, member: MemberId, place: u64) {
+        self.memories.retain(|_, (.., by)| (by.member, by.place) != (member, place));
+    }
+
+    /// A connection is over, and with it what it has published.
+    pub(super) fn disconnected(&mut self, member: MemberId, connection: ConnectionNumber) {
+        self.memories.retain(|_, (.., by)| (by.member, by.connection) != (member, connection));
     }
 
     /// Appends those above a number, and gives the last one if there are more.
@@ -88,7 +111,6 @@ impl PublishedMemories {
     /// Lists them, or puts bytes into one or gets bytes out of it. Returns the reply's argument.
     pub(super) fn reach(&self, reach: Reach<'_>, table: &mut Vec<u8>) -> Result<u64, Refused> {
         match reach {
-            Reach::Publish { .. } => unreachable!("its owner publishes it"),
             Reach::List { after } => Ok(self.list(after, table)),
             Reach::Put { number, offset, bytes } => {
                 let to = self.find(number, offset, bytes.len(), true)?;

@@ -2,7 +2,6 @@
 
 use crate::store::Unpackable;
 use rampool_lease::{OverQuota, QueueError, QueueSpaceError, SpaceError};
-use rampool_pinning::keys::UseRefused;
 use rampool_wire::frame::Status;
 
 /// A refused request: what to tell the client.
@@ -41,13 +40,6 @@ impl From<OverQuota> for Refused {
 impl From<Unpackable> for Refused {
     fn from(error: Unpackable) -> Self {
         Self::new(Status::BadRequest, error)
-    }
-}
-
-impl From<UseRefused> for Refused {
-    fn from(error: UseRefused) -> Self {
-        let old = matches!(error, UseRefused::Unknown(_) | UseRefused::Stale(_));
-        Refused::new(if old { Status::StaleKey } else { Status::BadRequest }, error)
     }
 }
 

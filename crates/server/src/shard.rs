@@ -395,7 +395,7 @@ impl Shard {
             let may_stay = refusal.is_none();
             let config = &self.shared.config;
             let rings = match config.rings {
-                true => features::RINGS | features::KEYS | features::LONG_RINGS,
+                true => features::RINGS | features::PUBLISH | features::LONG_RINGS,
                 false => 0,
             };
             let ucx = match self.poll.listener(listener).endpoint() {

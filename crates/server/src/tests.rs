@@ -2,7 +2,7 @@
 
 mod client;
 mod hostile;
-mod keyed;
+mod published;
 mod tenants;
 mod updates;
 
@@ -745,14 +745,10 @@ fn parts_of_pages_are_read_without_a_layout_and_nonsense_is_refused() {
         assert_eq!(read(&mut client, RegionId(99), arg(0, 8)).err().unwrap().status, Status::NoSuchRegion);
         let mut leaseless = Client::new(server.addr(), wishes());
         assert_eq!(read(&mut leaseless, region, arg(0, 8)).err().unwrap().status, Status::NotAllowed);
-        // Into the next page; a table; a bulk; a key.
+        // Into the next page; a table; a bulk.
         let good = Header::request(Opcode::ReadPiece, 900).with_region(region).with_arg(arg(0, 8));
-        let nonsense: [(Header, &[u8], usize); 4] = [
-            (good.with_arg(4095 << 12 | 1), &[], 0),
-            (good, b"?", 0),
-            (good, &[], 8),
-            (good.by_key(), &[7; 24], 0),
-        ];
+        let nonsense: [(Header, &[u8], usize); 3] =
+            [(good.with_arg(4095 << 12 | 1), &[], 0), (good, b"?", 0), (good, &[], 8)];
         for (header, table, bulk) in nonsense {
             let mut attacker = Client::new(server.addr(), wishes());
             attacker.attach(client.granted(), MemberId(0)).unwrap();
@@ -1193,7 +1189,7 @@ fn descriptors_that_take_long_to_close_hold_up_no_shard() {
     let listen = vec![Endpoint::Unix(dir.path().join("s"))];
     let server = Server::start(ServerConfig { shards: 1, listen, ..config(64 * MIB) }).unwrap();
     let mut other = Client::with_lease(server.addr(), open_policy(), MIB);
-    let policy = || LocalPolicy { features: features::RINGS | features::KEYS, ..open_policy() };
+    let policy = || LocalPolicy { features: features::RINGS | features::PUBLISH, ..open_policy() };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let began = Instant::now();
     // With a request that asks for it, with none, and two at a time.
@@ -1211,13 +1207,9 @@ fn descriptors_that_take_long_to_close_hold_up_no_shard() {
         }
         if way != 1 {
             let mut table = Vec::new();
-            let grant = rampool_pinning::keys::Grant {
-                key: rampool_pinning::keys::Key { place: 0, generation: 1 },
-                bytes: 4096,
-                rights: rampool_pinning::keys::Rights::Both,
-            };
-            rampool_wire::frame::encode_grant(&grant, &mut table);
-            assert_eq!(rude.call(Opcode::Expose, |h| h, &table).err().unwrap().status, Status::BadRequest);
+            let rights = rampool_wire::frame::Rights::Both;
+            rampool_wire::frame::Publish { rights, bytes: 4096, name: "a" }.encode(&mut table);
+            assert_eq!(rude.call(Opcode::Publish, |h| h, &table).err().unwrap().status, Status::BadRequest);
         }
         drop(rude);
         for _ in 0..100 {

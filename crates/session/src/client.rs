@@ -1106,12 +1106,7 @@ impl Client {
         match input {
             Input::Submit(id, ask) => self.submit(id, ask),
             Input::Sealed(op) => work.sealed(op),
-            Input::Queued { link, waiting, by_key, request } => {
-                sessions[link.server.as_usize()].queued(work, link, waiting, by_key, request);
-            }
-            Input::Pointless { link, request } => {
-                sessions[link.server.as_usize()].pointless(work, link, request)
-            }
+            Input::Queued { link, waiting } => sessions[link.server.as_usize()].queued(link, waiting),
             Input::Written { link, waiting } => sessions[link.server.as_usize()].written(link, waiting, now),
             Input::Departed { number } => {
                 if let Some(id) = work.find(number) {

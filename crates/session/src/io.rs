@@ -180,11 +180,8 @@ pub enum Input {
     Submit(RequestId, Ask),
     /// All parts of this operation are submitted ([`crate::Client::begin`]).
     Sealed(OpId),
-    /// The frame of [`Output::Send`] is in the link, where so many bytes wait to leave. `by_key`: it names the
-    /// client's memory by key.
-    Queued { link: LinkId, waiting: usize, by_key: bool, request: RequestId },
-    /// The shell has no frame for [`Output::Send`] after all: the request has become pointless.
-    Pointless { link: LinkId, request: RequestId },
+    /// The frame of [`Output::Send`] is in the link, where so many bytes wait to leave.
+    Queued { link: LinkId, waiting: usize },
     /// The link was flushed; so many bytes still wait to leave.
     Written { link: LinkId, waiting: usize },
     /// The frame of the request with this number has left this process altogether.
@@ -226,8 +223,6 @@ pub enum Output {
     Receive { link: LinkId, request: RequestId },
     /// The head that has just come, or the body, ended this request. `wanted`: the shell waits for the reply itself.
     Answered { link: LinkId, request: RequestId, number: u64, wanted: bool, refused: bool },
-    /// The server does not know the key that this request named: its bytes must travel. It will be sent again.
-    StaleKey { link: LinkId, request: RequestId },
     /// Make this connection, and shake hands. Ends with [`Input::Connected`] or [`Input::Failed`].
     Connect { link: LinkId },
     /// Ask over it to become the member again that this client was. Ends with [`Input::Attached`], or as `Connect`.

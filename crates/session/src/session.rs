@@ -550,23 +550,9 @@ impl Session {
             })
     }
 
-    pub(crate) fn queued(
-        &mut self,
-        work: &mut Work,
-        link: LinkId,
-        waiting: usize,
-        by_key: bool,
-        id: RequestId,
-    ) {
+    pub(crate) fn queued(&mut self, link: LinkId, waiting: usize) {
         if self.link() == Some(link) {
             self.waiting = waiting;
-            work.get_mut(id).by_key = by_key;
-        }
-    }
-
-    pub(crate) fn pointless(&mut self, work: &mut Work, link: LinkId, id: RequestId) {
-        if self.link() == Some(link) && work.phase(id) == Phase::Sent {
-            self.end_request(work, id);
         }
     }
 
@@ -687,12 +673,6 @@ impl Session {
         let reads = ok && matches!(opcode, Opcode::Get | Opcode::Gather | Opcode::ReadPiece | Opcode::Scan);
         if header.bulk_len > 0 && !reads {
             return breach(Breach::CarriesPages(opcode));
-        }
-        let by_key = request.by_key && matches!(opcode, Opcode::Gather | Opcode::Scatter);
-        if header.status == Status::StaleKey && by_key {
-            self.ask_again(work, id);
-            work.outputs.push_back(Output::StaleKey { link, request: id });
-            return Ok(());
         }
         if reads && (opcode != Opcode::Scan || header.bulk_len > 0) {
             work.set_phase(id, Phase::Receiving);

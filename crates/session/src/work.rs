@@ -26,8 +26,6 @@ pub struct Request {
     pub asked_again: bool,
     /// The bytes that another holder has of it are damaged.
     pub(crate) is_odd: bool,
-    /// Its frame names the client's memory by key.
-    pub by_key: bool,
     /// It took long, and turned to another server.
     pub(crate) turned: bool,
     /// All of its frame has left.
@@ -155,7 +153,6 @@ impl Work {
             made_at: Time::default(),
             asked_again: false,
             is_odd: false,
-            by_key: false,
             turned: false,
             departed: false,
             turn: 0,
@@ -175,7 +172,6 @@ impl Work {
             made_at: now,
             asked_again: false,
             is_odd: false,
-            by_key: false,
             turned: false,
             departed: false,
             turn: self.turns,

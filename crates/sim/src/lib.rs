@@ -2,7 +2,6 @@
 //!
 //! ```text
 //!   changes   threads that move and unmap memory, a kernel that tells of it late, and the books of a pager
-//!   keys      owners and peers of registered memory, and a network that loses and delays
 //!   relink    two ranks, and a connection that is cut again and again
 //!   tenants   a server's tenants, some of which mean no good: leases, accounts, and shares of time
 //!   rng       one u64 seed picks everything that happens
@@ -18,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 pub mod changes;
-pub mod keys;
 pub mod paging;
 pub mod relink;
 pub mod rng;

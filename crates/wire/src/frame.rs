@@ -22,8 +22,8 @@ mod control;
 mod data;
 mod direct;
 mod glimpse;
-mod keyed;
 mod queue;
+mod reach;
 
 pub use control::{AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MemberId, OpenLease, RegionId};
 pub use data::{
@@ -39,15 +39,12 @@ pub use direct::{
 
 pub use glimpse::glimpse;
 
-pub use keyed::{
-    ByKey, MAX_REACHED_BYTES, Published, Reach, encode_grant, encode_revocation, parse_grant,
-    parse_revocation,
-};
-
 pub use queue::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, PushHeads,
     QueueBounds, Reference, Settlement, Take,
 };
+
+pub use reach::{MAX_REACHED_BYTES, Publish, Published, Reach, Rights};
 
 use crate::checksum;
 use crate::units::PageIndex;
@@ -76,11 +73,8 @@ pub const MAX_MESSAGE_BYTES: usize = 1024;
 pub mod flags {
     /// This frame answers the request with the same number.
     pub const REPLY: u8 = 1;
-    /// The bytes do not travel: the server reads or writes memory that the client has exposed
-    /// ([`super::ByKey`]).
-    pub const KEYED: u8 = 2;
     /// Every bit that has a meaning; the others are zero.
-    pub const KNOWN: u8 = REPLY | KEYED;
+    pub const KNOWN: u8 = REPLY;
 }
 
 /// The operation that a frame requests, or answers.
@@ -155,18 +149,17 @@ pub enum Opcode {
     /// Append several messages without bodies ([`PushHeads`]) to queue `arg`, all or none. The reply's `arg`
     /// is the first one's number; the others' follow it.
     PushHeads = 29,
-    /// Give the server a key to memory whose descriptor went over the socket ([`encode_grant`]). `arg`: its
-    /// place.
-    Expose = 30,
-    /// Revoke a key ([`encode_revocation`]); after the answer the server no longer touches that memory.
-    Revoke = 31,
+    /// Publish memory whose descriptor went over the socket ([`Publish`]). `arg`: its place, of the member.
+    Publish = 30,
+    /// Withdraw the memory of place `arg`; after the answer the server no longer touches it.
+    Withdraw = 31,
     /// Read a part of one page: the usual small `Gather`, in headers without tables. `arg`:
     /// [`Piece::encode`]. Reply: `arg` is the bytes' checksum; bulk: the bytes.
     ReadPiece = 32,
     /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as many
     /// as fit; `arg`: 1 if more follow.
     ListRegions = 33,
-    /// Publish exposed memory, or use what another member has published ([`Reach`], by `arg`).
+    /// Use what a member of the lease has published ([`Reach`], by `arg`).
     Reach = 34,
     /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
     /// left. For who has the master key. Needs no lease.
@@ -205,8 +198,8 @@ impl Opcode {
         Opcode::Settle,
         Opcode::AwaitBody,
         Opcode::PushHeads,
-        Opcode::Expose,
-        Opcode::Revoke,
+        Opcode::Publish,
+        Opcode::Withdraw,
         Opcode::ReadPiece,
         Opcode::ListRegions,
         Opcode::Reach,
@@ -254,15 +247,13 @@ pub enum Status {
     /// The message is not in the queue (any more), or not the member's; or its sender was lost before its
     /// body arrived.
     NoSuchMessage = 14,
-    /// The key is unknown or no longer valid; nothing was done. Grant it anew, or send the bytes inline.
-    StaleKey = 15,
     /// The server's machine is short of memory: it gives no new leases for now.
-    ShortOfMemory = 16,
+    ShortOfMemory = 15,
 }
 
 impl Status {
     /// Every status, for tests and tables.
-    pub const ALL: [Status; 17] = [
+    pub const ALL: [Status; 16] = [
         Status::Ok,
         Status::PoolFull,
         Status::LeaseRefused,
@@ -278,7 +269,6 @@ impl Status {
         Status::QueueFull,
         Status::NoSuchQueue,
         Status::NoSuchMessage,
-        Status::StaleKey,
         Status::ShortOfMemory,
     ];
 
@@ -418,18 +408,8 @@ impl Header {
     }
 
     #[must_use]
-    pub fn by_key(self) -> Self {
-        Self { flags: self.flags | flags::KEYED, ..self }
-    }
-
-    #[must_use]
     pub fn is_reply(&self) -> bool {
         self.flags & flags::REPLY != 0
-    }
-
-    #[must_use]
-    pub fn is_by_key(&self) -> bool {
-        self.flags & flags::KEYED != 0
     }
 
     /// The bytes of the header, checksum included.

@@ -4,10 +4,9 @@
 //!   session        preface, versions, encryption, features: who may talk, and how
 //!      |-- tenant    the name of a client's tenant, and the generation of its key
 //!      |
-//!   frame          header, table, bulk: requests and replies of pages, bytes, queues, keys
+//!   frame          header, table, bulk: requests and replies of pages, bytes, queues
 //!      |-- layout    which bytes, in MPI's terms: loops, lists, runs
 //!      |-- elements  updates and scans that a memory server carries out on what it holds
-//!      |-- keys      keys to exposed memory
 //!      `-- checksum  CRC-32C of headers, tables and pages
 //!
 //!   rings          bytes between two processes that share memory
@@ -17,8 +16,8 @@
 //! ```
 //!
 //! Read `units`, then `session`, then `frame` with its children in the order of their list: `data` (pages),
-//! `control` (leases, regions), `direct` (bytes), `queue`, `keyed`. `rings` and `fabric` are two ways to
-//! carry the same frames; read them on their own.
+//! `control` (leases, regions), `direct` (bytes), `queue`, `reach` (published memory). `rings` and `fabric`
+//! are two ways to carry the same frames; read them on their own.
 //!
 //! Everything from a peer is parsed here once, within fixed bounds. Nothing here performs I/O, reads a clock
 //! or panics on any input.
@@ -28,7 +27,6 @@ pub mod checksum;
 pub mod elements;
 pub mod fabric;
 pub mod frame;
-pub mod keys;
 pub mod layout;
 pub mod places;
 pub mod rings;

@@ -37,8 +37,8 @@ pub mod features {
     pub const LZ4: u32 = 1;
     /// Frames may travel through rings of shared memory ([`crate::rings`]); offered over Unix sockets only.
     pub const RINGS: u32 = 2;
-    /// Memory may be exposed by key ([`crate::keys`]); only together with rings.
-    pub const KEYS: u32 = 4;
+    /// Memory may be published ([`crate::frame::Publish`]); only together with rings.
+    pub const PUBLISH: u32 = 4;
     /// Frames travel over UCX ([`crate::fabric`]); offered over TCP only, by clients told to use it and
     /// servers that provide it.
     pub const UCX: u32 = 8;
@@ -50,7 +50,7 @@ pub mod features {
     /// The rings are long: the client moves much at a time; only together with rings.
     pub const LONG_RINGS: u32 = 64;
     /// Of those, what shared memory is needed for: over Unix sockets only.
-    pub const SHARED_MEMORY: u32 = RINGS | KEYS | PLACES | LONG_RINGS;
+    pub const SHARED_MEMORY: u32 = RINGS | PUBLISH | PLACES | LONG_RINGS;
     /// Every bit this build knows.
     pub const KNOWN: u32 = LZ4 | UCX | PIECES | SHARED_MEMORY;
 }

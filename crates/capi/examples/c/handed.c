@@ -1,8 +1,7 @@
 /*
- * Memory that two processes see, with rampool.h.
+ * A region that is paged here is handed over to another process, which reads the copy directly, with rampool.h.
  *
- *     ./handed copy SERVER       a region that is paged here is handed over to another process, which reads the copy directly
- *     ./handed keys SERVER       memory to which the server has a key, if it is on this machine (unix:PATH)
+ *     ./handed copy SERVER
  */
 #define _POSIX_C_SOURCE 200809L
 #include <rampool.h>
@@ -12,7 +11,6 @@
 
 #define PAGE 4096
 #define PAGES 2000
-#define MEMORY (1 << 20)
 
 static void must(rampool_status status, const char *what)
 {
@@ -88,7 +86,9 @@ static void reader(void)
 
     check(fgets(text, sizeof text, stdin) != NULL, "a text");
     text[strcspn(text, "\n")] = 0;
-    check(rampool_direct_join_handed_over(options, "nonsense", &direct, &region, &offset, &bytes) == RAMPOOL_STATUS_INVALID, "nonsense");
+    check(rampool_direct_join_handed_over(options, "nonsense", &direct, &region, &offset, &bytes)
+              == RAMPOOL_STATUS_INVALID,
+          "nonsense");
     must(rampool_direct_join_handed_over(options, text, &direct, &region, &offset, &bytes), "join");
     check(bytes == (uint64_t)PAGES * PAGE, "its length");
     must(rampool_layout_bytes(1, &byte), "a byte");
@@ -106,59 +106,14 @@ static void reader(void)
     rampool_builder_free(options);
 }
 
-static void keys(const char *server)
-{
-    rampool_builder *options = builder(server);
-    rampool_direct *direct;
-    rampool_direct_region *region;
-    rampool_exposed *memory;
-    rampool_layout *half, *too_much;
-    rampool_key_stats stats;
-    unsigned char *bytes;
-    int exposed;
-    long i;
-
-    must(rampool_direct_open(options, &direct), "open");
-    must(rampool_direct_open_region(direct, NULL, MEMORY, &region), "region");
-    must(rampool_direct_expose(direct, MEMORY, &memory), "expose");
-    must(rampool_layout_bytes(MEMORY / 2, &half), "half");
-    must(rampool_layout_bytes(MEMORY, &too_much), "all");
-    exposed = rampool_direct_is_exposed(direct, memory);
-    bytes = rampool_exposed_address(memory);
-    check(rampool_exposed_bytes(memory) == MEMORY && bytes != NULL, "the memory");
-    for (i = 0; i < MEMORY / 2; i++)
-        bytes[i] = (unsigned char)(i % 253);
-    must(rampool_direct_put_from(direct, region, 4096, half, memory, 0), "put");
-    must(rampool_direct_get_into(direct, region, 4096, half, memory, MEMORY / 2), "get");
-    check(memcmp(bytes, bytes + MEMORY / 2, MEMORY / 2) == 0, "what came back");
-    check(rampool_direct_get_into(direct, region, 0, too_much, memory, 1) == RAMPOOL_STATUS_INVALID, "beyond the end");
-    must(rampool_direct_key_stats(direct, &stats, sizeof stats), "counts");
-    check((stats.requests > 0) == exposed && (stats.bytes > 0) == exposed, "what was done by key");
-    must(rampool_direct_withdraw(direct, memory), "withdraw");
-    check(!rampool_direct_is_exposed(direct, memory), "withdrawn");
-    /* Ordinary memory from now on. */
-    memset(bytes + MEMORY / 2, 0, MEMORY / 2);
-    must(rampool_direct_get_into(direct, region, 4096, half, memory, MEMORY / 2), "get, without a key");
-    check(memcmp(bytes, bytes + MEMORY / 2, MEMORY / 2) == 0, "what came back without a key");
-    printf("%s\n", exposed ? "by key" : "by copies");
-    rampool_layout_free(half);
-    rampool_layout_free(too_much);
-    rampool_exposed_free(memory);
-    rampool_direct_region_free(direct, region);
-    rampool_direct_close(direct);
-    rampool_builder_free(options);
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "read") == 0) {
         reader();
     } else if (argc == 3 && strcmp(argv[1], "copy") == 0) {
         owner(argv[2], argv[0]);
-    } else if (argc == 3 && strcmp(argv[1], "keys") == 0) {
-        keys(argv[2]);
     } else {
-        fprintf(stderr, "usage: %s copy|keys SERVER\n", argv[0]);
+        fprintf(stderr, "usage: %s copy SERVER\n", argv[0]);
         return 2;
     }
     return 0;

@@ -1,19 +1,76 @@
-//! Exposed memory of another process, perhaps on another machine: its owner publishes it by name, and every
-//! member of the lease puts bytes into it and gets bytes out of it, in one hop.
+//! Memory of a process that others use, perhaps from another machine: its owner publishes it by name, and
+//! every member of the lease puts bytes into it and gets bytes out of it, in one hop.
 //!
-//! The server on the owner's machine, which has a key to the memory, carries that out. FireCluster's
-//! receivers tell each other what is pinned, and are written to remotely.
+//! The server on the owner's machine, which has mapped the memory, carries that out. FireCluster's receivers
+//! tell each other what is pinned, and are written to remotely.
 
-use super::{Direct, DirectError, Exposed};
+use super::{Direct, DirectError};
 use crate::error::{Operation, PoolError};
+use crate::pool::Publishing;
+use rampool_kernel::exposed::ExposedMemory;
 use rampool_paging::placement::ServerIndex;
-use rampool_wire::frame::{MAX_REACHED_BYTES, Opcode, Published, Reach, Status, is_name};
-use rampool_wire::keys::Rights;
+use rampool_wire::frame::{MAX_REACHED_BYTES, Opcode, Published, Reach, Rights, Status, is_name};
 use rampool_wire::layout::LayoutError;
+use rampool_wire::units::OS_PAGE_BYTES;
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// Requests under way at a time.
 const DEPTH: usize = 32;
+
+/// Memory of this process that the other members of the lease use ([`Direct::publish`]).
+///
+/// A forked child does not have it: an access there is a SIGSEGV. It belongs to one thread at a time.
+#[derive(Debug)]
+pub struct PublishedMemory {
+    memory: Arc<ExposedMemory>,
+    bytes: usize,
+    _one_thread: PhantomData<Cell<()>>,
+}
+
+impl PublishedMemory {
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Its first byte; the address stays for as long as it lives. No reference is to be made to what others
+    /// may write.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.start()
+    }
+
+    /// Copies bytes out, from `at` on.
+    ///
+    /// # Panics
+    /// If they reach beyond the end.
+    pub fn read(&self, at: usize, into: &mut [u8]) {
+        self.must_have(at, into.len());
+        self.memory.read(at, into);
+    }
+
+    /// Copies bytes in, from `at` on.
+    ///
+    /// # Panics
+    /// If they reach beyond the end.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        self.must_have(at, bytes.len());
+        self.memory.write(at, bytes);
+    }
+
+    fn must_have(&self, at: usize, len: usize) {
+        assert!(at <= self.bytes && len <= self.bytes - at, "{len} bytes from {at} on, of {}", self.bytes);
+    }
+}
 
 /// Memory that a member of the lease has published.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,23 +109,46 @@ impl RemoteMemory {
 }
 
 impl Direct {
-    /// Lets every member of the lease use exposed memory, under a name. False if no server has a key to it
-    /// ([`Direct::is_exposed`]). Ends with [`Direct::withdraw`], or when this process leaves or is lost; then
-    /// nothing is under way in it any more. Blocks until the server has answered.
+    /// Makes `bytes` bytes of memory, all zero, and lets every member of the lease use it, under a name. The
+    /// first server that is reached through shared memory carries that out; it takes 64 memories, and 256
+    /// MiB. Ends with [`Direct::withdraw`], or when this process leaves or is lost; then nothing is under way
+    /// in it any more. What is dropped is withdrawn with the next call. Blocks until the server has answered.
     ///
     /// # Errors
-    /// [`DirectError::Name`]; [`PoolError::Denied`], also for a name that is taken.
-    pub fn publish(&mut self, memory: &Exposed, rights: Rights, name: &str) -> Result<bool, DirectError> {
+    /// [`DirectError::Name`]; [`DirectError::NoServerHere`]; [`DirectError::Memory`];
+    /// [`PoolError::Denied`], also for a name that is taken.
+    pub fn publish(
+        &mut self,
+        bytes: usize,
+        rights: Rights,
+        name: &str,
+    ) -> Result<PublishedMemory, DirectError> {
         if name.is_empty() || !is_name(name) {
             return Err(DirectError::Name);
         }
-        let Some((server, table)) = self.pool.publish(&memory.memory, rights, name) else { return Ok(false) };
-        let request = self.pool.ask_queue(server, Opcode::Reach, 0, &table);
-        let answered = self.reached(server, request);
+        let pages = bytes.max(1).checked_next_multiple_of(OS_PAGE_BYTES).ok_or(LayoutError::TooLarge)?;
+        let published = self.pool.publish(pages, rights, name)?;
+        let Publishing { memory, server, place, request } = published.ok_or(DirectError::NoServerHere)?;
+        let answered = self.reached(server, Opcode::Publish, request);
         if answered.is_err() {
-            self.pool.forget_publication(&memory.memory);
+            self.pool.forget_published(server, place);
         }
-        answered.map(|_| true)
+        answered.map(|_| PublishedMemory { memory, bytes, _one_thread: PhantomData })
+    }
+
+    /// Takes the memory back: it is this process's alone. Blocks until the server has said that it touches
+    /// the memory no more. Where it is lost, the bytes move to other memory at the same addresses.
+    ///
+    /// # Errors
+    /// [`DirectError::Memory`] where there is none for that.
+    pub fn withdraw(&mut self, memory: &PublishedMemory) -> Result<(), DirectError> {
+        let Some((server, place)) = self.pool.withdrawn(&memory.memory) else { return Ok(()) };
+        let request = self.pool.ask_queue(server, Opcode::Withdraw, place, &[]);
+        if self.reached(server, Opcode::Withdraw, request).is_err() {
+            memory.memory.detach()?;
+        }
+        self.pool.forget_published(server, place);
+        Ok(())
     }
 
     /// What the members of the lease have published, at all servers.
@@ -84,7 +164,7 @@ impl Direct {
                 let mut table = Vec::new();
                 let arg = Reach::List { after }.encode(&mut table);
                 let request = self.pool.ask_queue(server, Opcode::Reach, arg, &table);
-                let (next, table) = self.reached(server, request)?;
+                let (next, table) = self.reached(server, Opcode::Reach, request)?;
                 let some = Published::parse_all(&table)
                     .map_err(|error| self.odd(server, Operation::Reach, error))?;
                 all.extend(some.into_iter().map(|published| RemoteMemory { server, published }));
@@ -154,7 +234,7 @@ impl Direct {
                 under_way.push_back(self.pool.ask_queue(server, Opcode::Reach, arg, &table));
             }
             let Some(request) = under_way.pop_front() else { return Ok(()) };
-            let result = self.reached(server, request).and_then(|(_, table)| {
+            let result = self.reached(server, Opcode::Reach, request).and_then(|(_, table)| {
                 if take(&table) {
                     Ok(())
                 } else {
@@ -169,8 +249,13 @@ impl Direct {
     }
 
     /// The argument and table of an answer.
-    fn reached(&mut self, server: ServerIndex, request: u64) -> Result<(u64, Vec<u8>), DirectError> {
-        let reply = self.queue_wait(server, Opcode::Reach, request, None);
+    fn reached(
+        &mut self,
+        server: ServerIndex,
+        opcode: Opcode,
+        request: u64,
+    ) -> Result<(u64, Vec<u8>), DirectError> {
+        let reply = self.queue_wait(server, opcode, request, None);
         let reply = reply.expect("there is an answer if there is no deadline")?;
         match reply.status {
             Status::Ok => Ok((reply.arg, reply.table)),

@@ -4,7 +4,6 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use rampool_net::transport::PieceMut;
-use rampool_pinning::keys::Key;
 use rampool_session::{Stamp, What};
 use rampool_wire::frame::{Block, Opcode, PageEntry, RegionId, Status, Window};
 use rampool_wire::units::{Extent, PageIndex};
@@ -33,14 +32,10 @@ pub(super) struct Body {
     pub blocks: Vec<Block>,
     /// Where the bytes of a window lie, or will, one after the other.
     pub places: Vec<PieceMut>,
-    /// Another process may write there.
-    pub exposed: bool,
     /// The bytes themselves, where the places are too many to be sent from or received into; or a scan's answer.
     pub staging: Vec<u8>,
     /// Bytes of a window, or the most that a scan answers with.
     pub bytes: u32,
-    /// The key that its frame named instead of carrying bytes, or that it takes back.
-    pub by_key: Option<Key>,
 }
 
 impl Body {
@@ -56,10 +51,8 @@ impl Body {
         self.window = None;
         self.blocks.clear();
         self.places.clear();
-        self.exposed = false;
         self.staging.clear();
         self.bytes = 0;
-        self.by_key = None;
     }
 
     /// Whether the bytes of a window go through the staging: the places are too many, and too small, for the kernel.

@@ -242,7 +242,7 @@ impl Pool {
     ///
     /// # Safety
     /// What `local` selects is memory (writable, for `Gather`, and not used otherwise; else readable and unchanged) until the operation's event was returned by
-    /// [`Pool::poll`] or the pool was dropped. Where it is `exposed`, another process may use it at any time.
+    /// [`Pool::poll`] or the pool was dropped.
     pub(crate) unsafe fn move_bytes(
         &mut self,
         region: PoolRegion,
@@ -251,10 +251,8 @@ impl Pool {
         remote: &Program,
         local: &Program,
         memory: *mut u8,
-        exposed: bool,
     ) {
         assert_eq!(remote.bytes(), local.bytes(), "both sides select as many bytes");
-        let exposed = exposed || self.is_exposed_at(memory, local);
         let Self { shell, regions, placement, .. } = self;
         let spread = Spread { placement, names: entry(regions, region) };
         let op = shell.begin(token, job != Job::Gather);
@@ -264,7 +262,6 @@ impl Pool {
         let mut add = |server: ServerIndex, window: Window, places: &[PieceMut]| {
             let (id, body) = shell.reserve();
             let span = fill(body, window, places);
-            body.exposed = exposed;
             if let Job::Accumulate(kind, how) = job {
                 body.arg = accumulate_arg(kind, how);
                 body.blocks.clear();

@@ -3,10 +3,13 @@
 //! Pages are sent from and received into the caller's memory, without a copy in between.
 
 use std::cell::RefCell;
-use std::os::fd::BorrowedFd;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
-use rampool_net::blocks::{block_crcs, block_crcs_of_copy};
+use rampool_kernel::exposed::ExposedMemory;
+use rampool_net::blocks::block_crcs;
 use rampool_net::transport::zero_copy::SharedZeroCopy;
 use rampool_net::transport::{LinkError, Piece, PieceMut, Urgency};
 use rampool_paging::placement::ServerIndex;
@@ -19,7 +22,6 @@ use rampool_wire::session::features;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
 use super::body::Body;
-use super::exposed::ExposedMemories;
 use super::frames::FramesFile;
 use super::link::{Departure, ServerLink, watched};
 use super::reconnect::{Attempt, Place};
@@ -72,8 +74,8 @@ pub(super) struct Server {
     /// Where they can be read, while there is a connection.
     pub frames: Option<FramesFile>,
     zero_copy: Option<ZeroCopyWish>,
-    /// Memory that the server reaches by key.
-    pub(super) exposed: Option<Box<ExposedMemories>>,
+    /// Memory that the server has mapped, by place.
+    pub published: BTreeMap<u64, Slot>,
     pub stats: LinkStats,
     // Scratch, kept for its capacity.
     frame: Vec<u8>,
@@ -90,12 +92,14 @@ pub(super) struct Server {
     scan_table: Vec<u8>,
 }
 
-/// What came of a request that was to leave.
-pub(super) enum Handed {
-    /// So many bytes wait in the link now.
-    Queued { waiting: usize, by_key: bool },
-    /// There is nothing to say any more.
-    Pointless,
+/// A memory, at its place of a server.
+pub(super) struct Slot {
+    pub memory: Arc<ExposedMemory>,
+    pub file: OwnedFd,
+    /// Of the request that publishes it.
+    pub table: Vec<u8>,
+    /// Its owner has taken it back, or dropped it.
+    pub withdrawn: bool,
 }
 
 /// Where the bytes of an answer are.
@@ -136,7 +140,7 @@ impl Server {
             tells_places: false,
             frames: None,
             zero_copy: None,
-            exposed: None,
+            published: BTreeMap::new(),
             stats: LinkStats::default(),
             frame: Vec::new(),
             pieces: Vec::new(),
@@ -199,12 +203,7 @@ impl Server {
         self.dropping = false;
         self.drained = true;
         self.frames = None;
-        if self.link.take().is_some()
-            && let Some(exposed) = &mut self.exposed
-        {
-            // Before another thing is done with that memory.
-            exposed.link_ended();
-        }
+        self.link = None;
         // What never left with the broken link has not left.
         self.departed.borrow_mut().clear();
     }
@@ -230,13 +229,26 @@ impl Server {
         }
     }
 
-    /// Makes the frame of a request and gives it to the link.
-    pub fn hand_over(&mut self, of: &Request, body: &mut Body, number: u64) -> Handed {
+    /// Whether memory can be handed over to it.
+    pub fn takes_memory(&self) -> bool {
+        self.link.as_ref().is_some_and(ServerLink::takes_memory)
+    }
+
+    /// Hands the memory over that a `Publish` is about, which follows. The server refuses one without memory.
+    fn hand_memory(&self, place: u64) {
+        let slot = self.published.get(&place).filter(|slot| !slot.withdrawn);
+        if let (Some(slot), Some(link)) = (slot, &self.link) {
+            // What cannot be handed over is missed by the server, which says so.
+            let _ = link.hand_over(slot.file.as_fd());
+        }
+    }
+
+    /// Makes the frame of a request and gives it to the link, where so many bytes wait then.
+    pub fn hand_over(&mut self, of: &Request, body: &mut Body, number: u64) -> usize {
         let ask = &of.ask;
         let header =
             Header { region: ask.region.0, ..Header::request(ask.opcode, number).with_arg(body.arg) };
         let mut departure = None;
-        let mut by_key = false;
         self.frame.clear();
         self.pieces.clear();
         match ask.opcode {
@@ -278,8 +290,6 @@ impl Server {
             Opcode::Gather => {
                 body.table.clear();
                 body.window.as_ref().expect("a gather has a window").encode(&mut body.table);
-                by_key = self.by_key(of, body);
-                let header = if by_key { header.by_key() } else { header };
                 frame::encode_frame(&mut self.frame, header, &body.table, 0);
             }
             Opcode::Scatter | Opcode::Accumulate => {
@@ -290,19 +300,11 @@ impl Server {
                     .as_ref()
                     .expect("a scatter has a window")
                     .encode_with(&self.out_crcs, &mut body.table);
-                by_key = self.by_key(of, body);
-                if by_key {
-                    self.pieces.clear();
-                    frame::encode_frame(&mut self.frame, header.by_key(), &body.table, 0);
-                } else {
-                    frame::encode_frame(&mut self.frame, header, &body.table, body.bytes as usize);
-                }
+                frame::encode_frame(&mut self.frame, header, &body.table, body.bytes as usize);
                 departure = Some(Departure { request: number, departed: self.departed.clone() });
             }
-            Opcode::Expose => {
-                if !self.grant_key(body) {
-                    return Handed::Pointless;
-                }
+            Opcode::Publish => {
+                self.hand_memory(body.arg);
                 frame::encode_frame(&mut self.frame, header, &body.table, 0);
             }
             _ => frame::encode_frame(&mut self.frame, header, &body.table, 0),
@@ -318,11 +320,11 @@ impl Server {
         unsafe { link.send(urgency, &self.frame, &self.pieces, departure) };
         self.stats.requests += 1;
         self.stats.sent_bytes += (self.frame.len() + self.pieces.iter().map(|p| p.len).sum::<usize>()) as u64;
-        Handed::Queued { waiting: link.queued_bytes(), by_key }
+        link.queued_bytes()
     }
 
     /// A head with its table has come, and bytes follow it: says where they go.
-    pub fn place(&mut self, of: &Request, body: &mut Body, header: &Header) -> Result<Placed, LostReason> {
+    pub fn place(&mut self, body: &mut Body, header: &Header) -> Result<Placed, LostReason> {
         let link = self.link.as_mut().expect("a head came from it");
         let wrong_length = || Err(LostReason::Wire(frame::WireError::BulkLength));
         match header.opcode {
@@ -341,9 +343,6 @@ impl Server {
             }
             Opcode::Gather => {
                 frame::parse_crcs(link.table(), body.blocks.len(), &mut self.crcs)?;
-                if header.is_by_key() && of.by_key && header.bulk_len == 0 {
-                    return Ok(Placed::Here);
-                }
                 if header.bulk_len != body.bytes {
                     return wrong_length();
                 }
@@ -496,7 +495,7 @@ impl Server {
         unsafe {
             if body.is_staged() {
                 let staged = [Piece { ptr: body.staging.as_ptr(), len: body.staging.len() }];
-                let whole = are_whole(&body.blocks, &self.crcs, &staged, false);
+                let whole = are_whole(&body.blocks, &self.crcs, &staged);
                 let mut at = body.staging.as_ptr();
                 for place in &body.places {
                     copy(at, place.ptr, place.len);
@@ -506,7 +505,7 @@ impl Server {
             } else {
                 self.pieces.clear();
                 self.pieces.extend(body.places.iter().map(|place| Piece { ptr: place.ptr, len: place.len }));
-                are_whole(&body.blocks, &self.crcs, &self.pieces, body.exposed)
+                are_whole(&body.blocks, &self.crcs, &self.pieces)
             }
         }
     }
@@ -515,7 +514,7 @@ impl Server {
 /// The pieces to send a window from, and its checksums.
 ///
 /// # Safety
-/// The request's places are readable memory, which does not change unless it is exposed.
+/// The request's places are readable memory, which does not change.
 unsafe fn outgoing(request: &mut Body, pieces: &mut Vec<Piece>, crcs: &mut Vec<u32>) {
     if request.is_staged() {
         if request.staging.is_empty() {
@@ -535,30 +534,18 @@ unsafe fn outgoing(request: &mut Body, pieces: &mut Vec<Piece>, crcs: &mut Vec<u
     }
     crcs.clear();
     // SAFETY: the caller's promise, or the request's own staging.
-    unsafe {
-        if request.exposed {
-            block_crcs_of_copy(&request.blocks, pieces, |crc| crcs.push(crc));
-        } else {
-            block_crcs(&request.blocks, pieces, |crc| crcs.push(crc));
-        }
-    }
+    unsafe { block_crcs(&request.blocks, pieces, |crc| crcs.push(crc)) };
 }
 
 /// Whether the bytes of all blocks have these checksums.
 ///
 /// # Safety
-/// The pieces are readable memory, as long as the blocks, which does not change unless it is exposed.
-unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece], exposed: bool) -> bool {
+/// The pieces are readable memory, as long as the blocks, which does not change.
+unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece]) -> bool {
     let (mut crcs, mut whole) = (crcs.iter(), true);
     let compare = |crc| whole &= crcs.next() == Some(&crc);
     // SAFETY: the caller's promise.
-    unsafe {
-        if exposed {
-            block_crcs_of_copy(blocks, pieces, compare);
-        } else {
-            block_crcs(blocks, pieces, compare);
-        }
-    }
+    unsafe { block_crcs(blocks, pieces, compare) };
     whole
 }
 

@@ -16,7 +16,7 @@ use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 use super::body::{Body, Reply, lost, operation};
 use super::in_place::InPlace;
 use super::reconnect::{Attempt, Place, Reached, Trouble};
-use super::server::{Handed, Placed, Server, link_lost};
+use super::server::{Placed, Server, link_lost};
 use super::{PoolEvent, PoolRegion};
 use crate::error::{LostReason, Operation, PoolError};
 
@@ -86,10 +86,6 @@ impl Shell {
     pub fn reserve(&mut self) -> (RequestId, &mut Body) {
         let id = self.client.reserve();
         (id, fresh(&mut self.bodies, id))
-    }
-
-    pub fn body(&mut self, id: RequestId) -> &mut Body {
-        &mut self.bodies[id.0 as usize]
     }
 
     /// The client's machine and the bodies, to fill these while it cuts pages up.
@@ -193,12 +189,6 @@ impl Shell {
             Output::Answered { link, request, number, wanted, refused } => {
                 self.answered(link, request, number, wanted, refused);
             }
-            Output::StaleKey { link, request } => {
-                let key = self.body(request).by_key.take().expect("only what named a key comes back");
-                if self.servers[link.server.as_usize()].key_was_stale(key) {
-                    self.announce(link.server, key.place, now);
-                }
-            }
             Output::Connect { link } => self.connect(link, now),
             Output::Attach { link } => {
                 let server = &mut self.servers[link.server.as_usize()];
@@ -209,7 +199,7 @@ impl Shell {
             Output::Close { link } => self.servers[link.server.as_usize()].close(),
             Output::Back { link } => {
                 self.servers[link.server.as_usize()].back(link);
-                self.announce_all(link.server, now);
+                self.publish_again(link.server, now);
             }
             Output::Lost { server, during, reason, spare } => self.lost(server, during, reason, spare),
             Output::Moved { from, .. } => self.servers[from.as_usize()].stats.moved += 1,
@@ -255,11 +245,8 @@ impl Shell {
             _ => &mut self.bodies[request.0 as usize],
         };
         let server = &mut self.servers[link.server.as_usize()];
-        let input = match server.hand_over(&of, body, number) {
-            Handed::Pointless => Input::Pointless { link, request },
-            Handed::Queued { waiting, by_key } => Input::Queued { link, waiting, by_key, request },
-        };
-        self.tell(now, input);
+        let waiting = server.hand_over(&of, body, number);
+        self.tell(now, Input::Queued { link, waiting });
     }
 
     fn receive(&mut self, index: usize, now: Instant) {
@@ -292,8 +279,7 @@ impl Shell {
                     self.hear(now, Input::Head { link: id, header });
                     let server = &mut self.servers[index];
                     if let Some(request) = server.receiving {
-                        let of = self.client.request(request);
-                        match server.place(of, &mut self.bodies[request.0 as usize], &header) {
+                        match server.place(&mut self.bodies[request.0 as usize], &header) {
                             Ok(Placed::Coming) => {}
                             Ok(Placed::Here) => self.body_came(index, now),
                             Err(reason) => return self.down(index, reason, now),
@@ -356,11 +342,6 @@ impl Shell {
             let message = parse_message(server.table());
             let message = if message.is_empty() { format!("{:?}", header.status) } else { message };
             self.messages.insert(op, message);
-        }
-        if header.status == Status::Ok
-            && let Some(key) = body.by_key
-        {
-            server.key_answered(header.opcode, key);
         }
     }
 

@@ -328,9 +328,9 @@ impl<G> Link<G> {
         self.carrier.shares_memory()
     }
 
-    /// Whether memory can be exposed to the peer by key.
-    pub fn takes_keys(&self) -> bool {
-        self.carrier.shares_memory() && self.seal.is_none() && self.features & features::KEYS != 0
+    /// Whether memory can be handed over to the peer.
+    pub fn takes_memory(&self) -> bool {
+        self.carrier.shares_memory() && self.seal.is_none() && self.features & features::PUBLISH != 0
     }
 
     /// Hands a descriptor over, before the frame that speaks of it. False: not over this connection, or not

@@ -8,17 +8,14 @@
 //! Bytes are changed in place where only the page table refers to the frame; otherwise in a copy that replaces
 //! the page, so that bytes being sent do not change.
 
-use super::keyed::split;
-use super::{
-    Connection, Handled, Membership, Reused, Service, Step, Stepped, Work, count_read, no_lease, tell,
-};
+use super::{Connection, Handled, Membership, Reused, Service, Step, Stepped, Work, count_read, no_lease};
 use crate::collect::{Gathered, LINE_BYTES, lies_plain};
 use crate::held::Held;
 use crate::refused::Refused;
 use crate::shared::Shared;
 use rampool_kernel::memory::prefetch;
 use rampool_net::transport::Urgency;
-use rampool_wire::frame::{ByKey, Header, Opcode, Piece, RegionId, Status, Window, encode_frame, glimpse};
+use rampool_wire::frame::{Header, Opcode, Piece, RegionId, Status, Window, encode_frame, glimpse};
 use rampool_wire::layout::Program;
 use rampool_wire::units::OS_PAGE_BYTES;
 
@@ -27,32 +24,24 @@ const FETCHED_AHEAD: usize = 1024;
 
 /// A `Gather` or `ReadPiece`: collects a window, and sends it when it has all.
 struct Gathering {
-    place: Option<ByKey>,
     window: Window,
     gathered: Reused<Gathered>,
 }
 
 impl Connection {
     pub(super) fn gather(&mut self, service: &mut Service, header: Header) -> Handled {
-        let (place, table) = split(&header, self.link.table())?;
-        let window = Window::parse(table)?;
-        self.gather_window(service, header, place, window)
+        let window = Window::parse(self.link.table())?;
+        self.gather_window(service, header, window)
     }
 
-    fn gather_window(
-        &mut self,
-        service: &mut Service,
-        header: Header,
-        place: Option<ByKey>,
-        window: Window,
-    ) -> Handled {
+    fn gather_window(&mut self, service: &mut Service, header: Header, window: Window) -> Handled {
         let mut gathered = service.gathered.take();
         // What is copied here does not have to stay until it has been sent.
-        gathered.copied = place.is_none() && self.link.copies(window.len as usize);
+        gathered.copied = self.link.copies(window.len as usize);
         if !gathered.copied {
             gathered.buffer = service.buffer_pool.take(window.len as usize);
         }
-        self.begin(service, header, Gathering { place, window, gathered })
+        self.begin(service, header, Gathering { window, gathered })
     }
 
     /// A part of one page: where the link copies it, straight from the page into what leaves.
@@ -64,7 +53,7 @@ impl Connection {
         let run = Program::run(piece.offset().cast_signed(), piece.len as u64)
             .expect("a part of a page of a region");
         let window = Window { program: run, from: 0, len: u32::try_from(piece.len).expect("at most a page") };
-        self.gather_window(service, header, None, window)
+        self.gather_window(service, header, window)
     }
 
     /// False, with no effect, if the page is packed.
@@ -90,8 +79,8 @@ impl Connection {
 
 impl Work for Gathering {
     fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
-        let Self { place, window, gathered } = self;
-        let Connection { link, membership, exposures, arena, collected, .. } = connection;
+        let Self { window, gathered } = self;
+        let Connection { link, membership, arena, collected, .. } = connection;
         let Service { shared, slice, head, table, buffer_pool, .. } = service;
         let membership = membership.as_ref().ok_or_else(no_lease)?;
         let (space, region) = (membership.space()?, RegionId(header.region));
@@ -123,19 +112,13 @@ impl Work for Gathering {
         } else {
             table.extend(gathered.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
         }
-        if let Some(place) = place {
-            exposures.put(*place, &gathered.pieces)?;
-            drop(held);
-            tell(link, head, reply.by_key(), table);
-        } else {
-            head.clear();
-            encode_frame(head, reply, table, window.len as usize);
-            // SAFETY: `held` keeps a reference to every frame until the reply is sent, and the buffer. Where
-            // the link copies this much at once, the page tables keep the frames while the lease is locked. A
-            // frame is only written while its page table holds the only reference.
-            unsafe { link.send(urgency, head, &gathered.pieces, held) };
-            drop(locked);
-        }
+        head.clear();
+        encode_frame(head, reply, table, window.len as usize);
+        // SAFETY: `held` keeps a reference to every frame until the reply is sent, and the buffer. Where the
+        // link copies this much at once, the page tables keep the frames while the lease is locked. A frame
+        // is only written while its page table holds the only reference.
+        unsafe { link.send(urgency, head, &gathered.pieces, held) };
+        drop(locked);
         gathered.clear();
         service.gathered.put_back(gathered);
         Ok(Step::Done)

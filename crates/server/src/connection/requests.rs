@@ -37,8 +37,6 @@ struct Entry {
     handle: Handler,
     /// Bytes may come with it, which its handler places.
     bulk: bool,
-    /// The place of its bytes may be named by a key.
-    key: bool,
     /// It is of the direct view.
     direct: bool,
     /// Without a lease it is refused unread.
@@ -49,7 +47,7 @@ struct Entry {
 
 impl Entry {
     const fn handled(handle: Handler) -> Self {
-        Self { handle, bulk: false, key: false, direct: false, leased: false, control: true }
+        Self { handle, bulk: false, direct: false, leased: false, control: true }
     }
 
     const fn pages(handle: Handler) -> Self {
@@ -71,11 +69,10 @@ impl Entry {
             Opcode::Discard => Self::pages(Connection::discard),
 
             Opcode::ReadPiece => Self { direct: true, ..Self::pages(Connection::read_piece) },
-            Opcode::Gather => Self { key: true, ..Self::bytes(Connection::gather) },
-            Opcode::Scatter => {
-                Self { bulk: true, key: true, control: false, ..Self::bytes(Connection::update) }
+            Opcode::Gather => Self::bytes(Connection::gather),
+            Opcode::Scatter | Opcode::Accumulate => {
+                Self { bulk: true, control: false, ..Self::bytes(Connection::update) }
             }
-            Opcode::Accumulate => Self { bulk: true, control: false, ..Self::bytes(Connection::update) },
             Opcode::Scan => Self::bytes(Connection::scan),
             Opcode::Copy => Self::bytes(Connection::copy),
             Opcode::FetchOp => Self::handled(Connection::fetch_op),
@@ -104,8 +101,8 @@ impl Entry {
             Opcode::Settle => Self::leased(Connection::settle),
             Opcode::AwaitBody => Self::leased(Connection::await_body),
 
-            Opcode::Expose => Self::handled(Connection::expose),
-            Opcode::Revoke => Self::handled(Connection::revoke),
+            Opcode::Publish => Self::handled(Connection::publish),
+            Opcode::Withdraw => Self::handled(Connection::withdraw),
             Opcode::Reach => Self::handled(Connection::reach),
 
             _ => Self::handled(Connection::no_request),
@@ -199,9 +196,6 @@ impl Connection {
     }
 
     fn request(&mut self, service: &mut Service, header: Header, entry: &Entry) -> Handled {
-        if header.is_by_key() && !entry.key {
-            return Err(End::Protocol("a key where none belongs".to_owned()).into());
-        }
         if header.bulk_len > 0 && !entry.bulk {
             return Err(End::Protocol("pages where none belong".to_owned()).into());
         }

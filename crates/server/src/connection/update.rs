@@ -2,7 +2,6 @@
 //! its end, also without its connection.
 
 use super::edit::Edit;
-use super::keyed::split;
 use super::{Connection, Handled, Membership, Service, Step, Stepped, Work, count_written};
 use crate::collect::STEPS_AT_ONCE;
 use crate::refused::Refused;
@@ -64,8 +63,7 @@ pub(super) struct Updating {
 impl Connection {
     /// The table of a `Scatter` or `Accumulate`: says where the bytes go.
     pub(super) fn update(&mut self, service: &mut Service, header: Header) -> Handled {
-        let (place, table) = split(&header, self.link.table())?;
-        let mut part = parse_part(&header, table)?;
+        let mut part = parse_part(&header, self.link.table())?;
         service.lens.clear();
         service.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
         let mut frames = Vec::new();
@@ -74,15 +72,7 @@ impl Connection {
         }
         part.lay_out(&service.shared, &frames, &mut service.places);
         let header = Header { bulk_len: part.window.len, ..header };
-        let mut updating = Updating::new(header, part, frames);
-        let Some(place) = place else {
-            return self.await_bytes(service, updating);
-        };
-        if let Err(refused) = self.exposures.take(place, &service.places) {
-            updating.release(&service.shared);
-            return Err(refused.into());
-        }
-        self.begin(service, header, updating)
+        self.await_bytes(service, Updating::new(header, part, frames))
     }
 
     pub(super) fn fetch_op(&mut self, service: &mut Service, header: Header) -> Handled {
@@ -395,8 +385,7 @@ impl Part {
 pub(super) fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
     let mut crcs = Vec::new();
     let window = Window::parse_with(table, &mut crcs)?;
-    let on_the_wire = if header.is_by_key() { 0 } else { window.len };
-    if on_the_wire != header.bulk_len {
+    if window.len != header.bulk_len {
         return Err(WireError::BulkLength);
     }
     let (blocks, staging, whole, sorted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

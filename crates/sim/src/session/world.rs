@@ -806,7 +806,6 @@ impl World {
                 self.me.receiving = Some(request);
             }
             Output::Answered { link, request, wanted, .. } => self.answered(link, request, wanted),
-            Output::StaleKey { .. } => panic!("nothing is sent by key"),
             Output::Connect { link } => self.connect(link),
             Output::Attach { link } => {
                 let server = &self.me.judges[link.server.as_usize()];
@@ -864,7 +863,7 @@ impl World {
         conn.out.push_back(Frame { number, token, bytes, message });
         let waiting = conn.out.iter().map(|frame| frame.bytes).sum();
         self.me.judges[link.server.as_usize()].sent = self.now;
-        self.tell(Input::Queued { link, waiting, by_key: false, request });
+        self.tell(Input::Queued { link, waiting });
         let conn = self.me.conns.get_mut(&link).expect("seen above");
         if !std::mem::replace(&mut conn.flushing, true) {
             self.at(0, Event::Flush(link));
