@@ -8,7 +8,6 @@ use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::memory::Mapping;
 use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::region::PagedMemory;
-use serde_json::json;
 
 use super::Common;
 use super::report::Report;
@@ -89,12 +88,8 @@ fn one_size(
         }
     }
     let how = if touched { "touched" } else { "untouched" };
-    let names = [("pool", "alloc"), ("pool", "free"), ("kernel", "mmap"), ("kernel", "munmap")];
-    for ((whose, what), samples) in names.iter().zip(&found) {
-        let parameters = json!({
-            "experiment": "allocation", "bytes": bytes, "touched": touched, "whose": whose, "what": what,
-        });
-        report.series(&format!("{} KiB, {how}: {what}", bytes >> 10), "us", parameters, samples);
+    for (what, samples) in ["alloc", "free", "mmap", "munmap"].iter().zip(&found) {
+        report.series(&format!("{} KiB, {how}: {what}", bytes >> 10), "us", samples);
     }
     Ok(())
 }

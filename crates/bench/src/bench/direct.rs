@@ -14,7 +14,6 @@ use rampool_pager::fault::FaultModeChoice;
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
-use serde_json::json;
 
 use super::Common;
 use super::peer::{self, RawMemory, RawStream, Wanted};
@@ -195,19 +194,9 @@ fn small(
                 }
             }
         }
-        report.series(&format!("get of {name}, p50"), "us", json!({ "what": "get", "bytes": bytes }), &ours);
-        report.series(
-            &format!("raw round trip with {name}, p50"),
-            "us",
-            json!({ "what": "raw", "bytes": bytes }),
-            &theirs,
-        );
-        report.series(
-            &format!("raw round trip with {name} of as much memory, p50"),
-            "us",
-            json!({ "what": "raw of as much memory", "bytes": bytes }),
-            &theirs_of_many,
-        );
+        report.series(&format!("get of {name}, p50"), "us", &ours);
+        report.series(&format!("raw round trip with {name}, p50"), "us", &theirs);
+        report.series(&format!("raw round trip with {name} of as much memory, p50"), "us", &theirs_of_many);
         report.ratio(&format!("get of {name} / raw round trip"), &ours, &theirs, Some(Reach::AtMost(1.15)));
         report.ratio(
             &format!("get of {name} / raw round trip, of as much memory"),
@@ -317,33 +306,13 @@ fn long(
             bail!("WRONG CONTENT in block {n} after it was put");
         }
     }
-    report.series("get of 1 MiB, four under way", "GB/s", json!({ "what": "get 1 MiB" }), &gets);
-    report.series("put of 1 MiB, four under way", "GB/s", json!({ "what": "put 1 MiB" }), &puts);
-    report.series(
-        "plain TCP stream of 1 MiB, over and over",
-        "GB/s",
-        json!({ "what": "plain stream" }),
-        &plain,
-    );
-    report.series("unpaced TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "stream" }), &raw);
-    report.series(
-        "unpaced TCP stream of as much memory as the gets",
-        "GB/s",
-        json!({ "what": "stream as gets" }),
-        &raw_get,
-    );
-    report.series(
-        "unpaced TCP stream of as much memory as the puts",
-        "GB/s",
-        json!({ "what": "stream as puts" }),
-        &raw_put,
-    );
-    report.series(
-        "the same with a checksum of each page made by the sender",
-        "GB/s",
-        json!({ "what": "checked stream as puts" }),
-        &checked_put,
-    );
+    report.series("get of 1 MiB, four under way", "GB/s", &gets);
+    report.series("put of 1 MiB, four under way", "GB/s", &puts);
+    report.series("plain TCP stream of 1 MiB, over and over", "GB/s", &plain);
+    report.series("unpaced TCP stream of 1 MiB, over and over", "GB/s", &raw);
+    report.series("unpaced TCP stream of as much memory as the gets", "GB/s", &raw_get);
+    report.series("unpaced TCP stream of as much memory as the puts", "GB/s", &raw_put);
+    report.series("the same with a checksum of each page made by the sender", "GB/s", &checked_put);
     report.ratio("get of 1 MiB / plain stream", &gets, &plain, Some(Reach::AtLeast(0.9)));
     report.ratio("put of 1 MiB / plain stream", &puts, &plain, Some(Reach::AtLeast(0.9)));
     report.ratio(
@@ -434,7 +403,7 @@ fn layouts(
                 took.push(time);
             }
         }
-        report.series(name, "ms", json!({ "what": name }), &took);
+        report.series(name, "ms", &took);
     }
     // One get for each element, of the first of them.
     let (element, dense) = (Layout::bytes(8)?, bytes / 64);
@@ -457,8 +426,8 @@ fn layouts(
         buffer = direct.wait(get)?;
         at_once.push(started.elapsed().as_secs_f64() * 1e9 / dense as f64);
     }
-    report.series("one get for each element", "ns an element", json!({ "what": "single gets" }), &one_by_one);
-    report.series("one get of all elements", "ns an element", json!({ "what": "one get" }), &at_once);
+    report.series("one get for each element", "ns an element", &one_by_one);
+    report.series("one get of all elements", "ns an element", &at_once);
     report.ratio("one get for each element / one of all", &one_by_one, &at_once, Some(Reach::AtLeast(100.0)));
     // 64-byte elements compared with the same bytes in one piece.
     let count = bytes / 256;
@@ -482,13 +451,8 @@ fn layouts(
             }
         }
     }
-    report.series(
-        "gather of 64-byte elements, stride 256 B",
-        "GB/s",
-        json!({ "what": "gather 64 B" }),
-        &gathered,
-    );
-    report.series("the same bytes in one piece", "GB/s", json!({ "what": "contiguous" }), &contiguous);
+    report.series("gather of 64-byte elements, stride 256 B", "GB/s", &gathered);
+    report.series("the same bytes in one piece", "GB/s", &contiguous);
     report.ratio(
         "gather of 64-byte elements / contiguous",
         &gathered,
@@ -554,15 +518,9 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
                 theirs.push(p50(times));
             }
         }
-        let what = |means: &str| json!({ "what": "same host get", "bytes": size, "means": means });
-        report.series(&format!("same host: get of {name}, shared memory, p50"), "us", what("rings"), &ours);
-        report.series(&format!("same host: get of {name}, Unix socket, p50"), "us", what("unix"), &plain);
-        report.series(
-            &format!("same host: raw round trip over memory, {name}, p50"),
-            "us",
-            what("raw"),
-            &theirs,
-        );
+        report.series(&format!("same host: get of {name}, shared memory, p50"), "us", &ours);
+        report.series(&format!("same host: get of {name}, Unix socket, p50"), "us", &plain);
+        report.series(&format!("same host: raw round trip over memory, {name}, p50"), "us", &theirs);
         report.ratio(&format!("same host: get of {name}, socket / shared memory"), &plain, &ours, None);
         report.ratio(&format!("same host: get of {name} / raw over memory"), &ours, &theirs, None);
     }
@@ -584,32 +542,11 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
             }
         }
     }
-    let what = |what: &str, means: &str| json!({ "what": what, "means": means });
-    report.series(
-        "same host: get of 1 MiB, shared memory",
-        "GB/s",
-        what("same host get 1 MiB", "rings"),
-        &gets,
-    );
-    report.series(
-        "same host: put of 1 MiB, shared memory",
-        "GB/s",
-        what("same host put 1 MiB", "rings"),
-        &puts,
-    );
-    report.series(
-        "same host: get of 1 MiB, Unix socket",
-        "GB/s",
-        what("same host get 1 MiB", "unix"),
-        &socket_gets,
-    );
-    report.series(
-        "same host: put of 1 MiB, Unix socket",
-        "GB/s",
-        what("same host put 1 MiB", "unix"),
-        &socket_puts,
-    );
-    report.series("same host: memcpy of 1 MiB", "GB/s", what("memcpy", "none"), &copies);
+    report.series("same host: get of 1 MiB, shared memory", "GB/s", &gets);
+    report.series("same host: put of 1 MiB, shared memory", "GB/s", &puts);
+    report.series("same host: get of 1 MiB, Unix socket", "GB/s", &socket_gets);
+    report.series("same host: put of 1 MiB, Unix socket", "GB/s", &socket_puts);
+    report.series("same host: memcpy of 1 MiB", "GB/s", &copies);
     report.ratio("same host: get of 1 MiB / memcpy", &gets, &copies, Some(Reach::AtLeast(0.5)));
     report.ratio("same host: put of 1 MiB / memcpy", &puts, &copies, Some(Reach::AtLeast(0.5)));
     for (direct, region) in [&mut rings, &mut socket] {
@@ -758,15 +695,10 @@ fn column(
         "column scan: {rows} rows of 4 KiB; added up at the server {wire} bytes came back, gathered {} bytes, of {bytes}",
         rows * 8
     ));
-    report.series("column scan, added up at the server", "ms", json!({ "what": "sum" }), &at_server);
-    report.series("column scan, gathered and added up here", "ms", json!({ "what": "gathered" }), &gathered);
-    report.series(
-        "column scan, the whole table copied and added up here",
-        "ms",
-        json!({ "what": "copied" }),
-        &copied,
-    );
-    report.series("column scan, paged, an eighth local", "ms", json!({ "what": "paged" }), &paged);
+    report.series("column scan, added up at the server", "ms", &at_server);
+    report.series("column scan, gathered and added up here", "ms", &gathered);
+    report.series("column scan, the whole table copied and added up here", "ms", &copied);
+    report.series("column scan, paged, an eighth local", "ms", &paged);
     report.ratio("paged scan / scan at the server", &paged, &at_server, Some(Reach::AtLeast(20.0)));
     report.ratio("paged scan / gathered", &paged, &gathered, Some(Reach::AtLeast(20.0)));
     report.ratio("table copied / scan at the server", &copied, &at_server, None);
@@ -863,13 +795,8 @@ fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -
     }
     report
         .note(format!("{control} bytes travelled between the client and the servers for a copy of {bytes}"));
-    report.series("copy from server to server", "GB/s", json!({ "what": "copy" }), &by_servers);
-    report.series(
-        "get and put, four of each under way",
-        "GB/s",
-        json!({ "what": "get and put" }),
-        &by_client,
-    );
+    report.series("copy from server to server", "GB/s", &by_servers);
+    report.series("get and put, four of each under way", "GB/s", &by_client);
     report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
     direct.close();
     Ok(())

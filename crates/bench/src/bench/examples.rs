@@ -7,7 +7,6 @@ use anyhow::{Result, anyhow, bail};
 use rampool_client::direct::{Direct, DirectRegion};
 use rampool_client::pool::PoolConfig;
 use rampool_wire::units::ByteLen;
-use serde_json::json;
 
 use super::Common;
 use super::direct::MIB;
@@ -103,7 +102,7 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     said.into_iter().for_each(|says| report.note(says));
     for (name, samples) in &figures.0 {
-        report.series(name, "1/s", json!({ "what": name }), samples);
+        report.series(name, "1/s", samples);
     }
     for (name, plain) in PLAIN {
         report.ratio(&format!("{name} / {plain}"), figures.of(name), figures.of(plain), None);

@@ -12,7 +12,6 @@ use rampool_client::direct::{Direct, Message, Queue, QueueBounds, SendBody};
 use rampool_client::pool::{LeaseTicket, PoolConfig};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
-use serde_json::json;
 
 use super::Common;
 use super::peer::{self, RawStream};
@@ -249,7 +248,7 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
         "head while somebody else sends a body of 1 MiB, p50",
     ];
     for (name, samples) in names.iter().zip(&series) {
-        report.series(name, "us", json!({ "what": name }), samples);
+        report.series(name, "us", samples);
     }
     report.ratio(
         "one way through a queue / through a raw relay",

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rampool_client::direct::{Direct, DirectRegion};
 use rampool_wire::layout::Layout;
-use serde_json::json;
 
 use super::Common;
 use super::direct::{self, MIB, SEED, SPIN};
@@ -93,18 +92,8 @@ fn one_cell(
         }
     }
     let reach = if name.starts_with("random gather") { GATHER } else { 1.0 };
-    report.series(
-        &format!("{way}: {name}"),
-        "us",
-        json!({ "what": name, "way": way, "who": "rampool" }),
-        &ours_us,
-    );
-    report.series(
-        &format!("{way}: {name}, OpenMPI"),
-        "us",
-        json!({ "what": name, "way": way, "who": "OpenMPI" }),
-        &theirs_us,
-    );
+    report.series(&format!("{way}: {name}"), "us", &ours_us);
+    report.series(&format!("{way}: {name}, OpenMPI"), "us", &theirs_us);
     report.ratio(
         &format!("{way}: {name}: OpenMPI / rampool"),
         &theirs_us,

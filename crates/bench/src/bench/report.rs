@@ -62,8 +62,8 @@ impl Report {
         self.notes.push(text);
     }
 
-    /// Samples of one thing. `parameters` is an object that says which, for plots.
-    pub fn series(&mut self, name: &str, unit: &str, parameters: Value, samples: &[f64]) -> f64 {
+    /// Samples of one thing.
+    pub fn series(&mut self, name: &str, unit: &str, samples: &[f64]) -> f64 {
         let [low, middle, high] = quartiles(samples);
         println!(
             "  {name:<46} {} {unit}  (quartiles {} to {}, {} samples)",
@@ -73,7 +73,7 @@ impl Report {
             samples.len()
         );
         self.series.push(json!({
-            "name": name, "unit": unit, "parameters": parameters, "median": middle, "low": low, "high": high, "samples": samples,
+            "name": name, "unit": unit, "median": middle, "low": low, "high": high, "samples": samples,
         }));
         middle
     }

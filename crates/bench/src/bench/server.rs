@@ -22,7 +22,6 @@ use rampool_wire::session::features;
 use rampool_wire::units::OS_PAGE_BYTES;
 use rustix::net::sockopt::{set_tcp_congestion, socket_acceptconn};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use serde_json::json;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -145,12 +144,7 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         for (who, rounds) in servers {
             let samples: Vec<f64> = rounds.iter().map(value).collect();
-            report.series(
-                &format!("{who}: {what}"),
-                unit,
-                json!({ "what": what, "server": who, "connections": args.connections }),
-                &samples,
-            );
+            report.series(&format!("{who}: {what}"), unit, &samples);
         }
     }
     let samples = |rounds: &[Round], value: fn(&Round) -> f64| rounds.iter().map(value).collect::<Vec<_>>();
