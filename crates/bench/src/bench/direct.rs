@@ -17,7 +17,7 @@ use rampool_wire::units::ByteLen;
 
 use super::Common;
 use super::peer::{self, RawMemory, RawStream, Wanted};
-use super::report::{Reach, Report};
+use super::report::{Reach, Report, in_rounds, p50_of};
 use super::sequential::{PLAIN_AND_UNPACED, stream_into};
 use super::server::WorkDir;
 use super::service::{Paged, Place, Service, Words};
@@ -153,64 +153,50 @@ fn small(
         let mut raw = RawStream::connect(&peer.address, SPIN)?;
         let peer_content = peer::content();
         let mut buffer = vec![0u8; bytes];
-        let [mut ours, mut theirs, mut theirs_of_many] = [const { Vec::new() }; 3];
         let pages = region.bytes() / 4096;
         let page = |n: usize| word(SEED + 1, n as u64) % pages;
-        for round in 0..=rounds {
-            let mut times = Vec::with_capacity(samples);
-            for n in 0..samples {
-                let at = page(n) * 4096;
-                let started = Instant::now();
-                direct.get(region, at, &mut buffer)?;
-                times.push(started.elapsed());
-                if buffer != content(at, bytes as u64) {
-                    bail!("WRONG CONTENT at byte {at}");
-                }
-            }
+        let found = in_rounds(rounds, |_| {
+            let ours = p50_of(samples, |n| get_one(direct, region, page(n) * 4096, &mut buffer))?;
             // The same bytes again and again, and then bytes of the same pages of as much memory.
-            let mut raw_times = [(); 2].map(|()| Vec::with_capacity(samples));
-            for (copies, times) in
-                [1, region.bytes() / peer_content.len() as u64].into_iter().zip(&mut raw_times)
-            {
-                for n in 0..samples {
+            let mut raw = |copies| {
+                p50_of(samples, |n| {
                     let from = if copies == 1 { 0 } else { page(n) * 4096 };
                     let started = Instant::now();
                     raw.ask(Wanted { from, copies, ..Wanted::first(bytes as u64) })?;
                     raw.read_exactly(&mut buffer)?;
-                    times.push(started.elapsed());
+                    let took = started.elapsed();
                     // The same work between two requests as above, so that the peer waits as long, and the
                     // caches hold as much other data.
                     std::hint::black_box(content(page(n) * 4096, bytes as u64));
                     if buffer != peer_content[index(from) % peer_content.len()..][..bytes] {
                         bail!("WRONG CONTENT from the raw peer");
                     }
-                }
-            }
-            // The first round warms both up.
-            if round > 0 {
-                ours.push(p50(times));
-                for (samples, times) in [&mut theirs, &mut theirs_of_many].into_iter().zip(raw_times) {
-                    samples.push(p50(times));
-                }
-            }
-        }
-        report.series(&format!("get of {name}, p50"), "us", &ours);
-        report.series(&format!("raw round trip with {name}, p50"), "us", &theirs);
-        report.series(&format!("raw round trip with {name} of as much memory, p50"), "us", &theirs_of_many);
-        report.ratio(&format!("get of {name} / raw round trip"), &ours, &theirs, Some(Reach::AtMost(1.15)));
-        report.ratio(
-            &format!("get of {name} / raw round trip, of as much memory"),
-            &ours,
-            &theirs_of_many,
-            Some(Reach::AtMost(1.15)),
-        );
+                    Ok(took)
+                })
+            };
+            Ok([ours, raw(1)?, raw(region.bytes() / peer_content.len() as u64)?])
+        })?;
+        let what = ["get of", "raw round trip with", "raw round trip with"];
+        let which = ["", "", " of as much memory"];
+        let names = [0, 1, 2].map(|n| format!("{} {name}{}, p50", what[n], which[n]));
+        report.all("us", names.each_ref().map(String::as_str), &found);
+        let ([ours, theirs, theirs_of_many], reach) = (found, Some(Reach::AtMost(1.15)));
+        report.ratio(&format!("get of {name} / raw round trip"), &ours, &theirs, reach);
+        let of_many = format!("get of {name} / raw round trip, of as much memory");
+        report.ratio(&of_many, &ours, &theirs_of_many, reach);
     }
     Ok(())
 }
 
-fn p50(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
+/// How long one get takes. Comparing is not part of it.
+fn get_one(direct: &mut Direct, region: DirectRegion, at: u64, buffer: &mut [u8]) -> Result<Duration> {
+    let started = Instant::now();
+    direct.get(region, at, buffer)?;
+    let took = started.elapsed();
+    if *buffer != content(at, buffer.len() as u64) {
+        bail!("WRONG CONTENT at byte {at}");
+    }
+    Ok(took)
 }
 
 /// 1 MiB at a time, four under way.
@@ -224,59 +210,10 @@ fn long(
 ) -> Result<()> {
     report.note(PLAIN_AND_UNPACED);
     let times = common.pick(512u64, 32);
-    let block = Layout::bytes(MIB)?;
     let places = region.bytes() / MIB;
-    let [mut gets, mut puts, mut plain, mut raw, mut raw_get, mut raw_put, mut checked_put] =
-        [const { Vec::new() }; 7];
-    let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
-    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
-    for round in 0..=rounds {
-        let mut under_way = std::collections::VecDeque::new();
-        let started = Instant::now();
-        let mut unchecked = Duration::ZERO;
-        for n in 0..times {
-            if under_way.len() == 4 {
-                let (at, get): (u64, _) = under_way.pop_front().expect("four of them");
-                let bytes = direct.wait(get)?;
-                // Comparing is not part of a get.
-                let checking = Instant::now();
-                if n % 16 == 0 && bytes != contents[index(at)] {
-                    bail!("WRONG CONTENT in block {at}");
-                }
-                unchecked += checking.elapsed();
-                buffers.push(bytes);
-            }
-            let at = n % places;
-            let buffer = buffers.pop().unwrap_or_default();
-            under_way.push_back((at, direct.start_get_into(region, at * MIB, &block, buffer)?));
-        }
-        for (at, get) in under_way {
-            let bytes = direct.wait(get)?;
-            if bytes != contents[index(at)] {
-                bail!("WRONG CONTENT in block {at}");
-            }
-            buffers.push(bytes);
-        }
-        let got = (times * MIB) as f64 / (started.elapsed() - unchecked).as_secs_f64() / 1e9;
-        let mut under_way = std::collections::VecDeque::new();
-        let mut ready: Vec<Vec<u8>> = (0..4).map(|n| contents[n].clone()).collect();
-        let started = Instant::now();
-        for n in 0..times {
-            let bytes = if under_way.len() == 4 {
-                direct.wait(under_way.pop_front().expect("four of them"))?
-            } else {
-                ready.pop().expect("four")
-            };
-            // Each vector has the content of one block, and goes there again and again.
-            let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-            let at = (0..4).find(|at| word(SEED, at * MIB / 8) == first).expect("one of the four");
-            under_way.push_back(direct.start_put(region, at * MIB, &block, bytes)?);
-            let _ = n;
-        }
-        for put in under_way {
-            direct.wait(put)?;
-        }
-        let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
+    let blocks: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
+    let found = in_rounds(rounds, |_| {
+        let (got, put) = megabytes(direct, region, &blocks, times)?;
         // A plain stream repeated out of and into one megabyte, which stays in the caches, and an unpaced
         // one; then out of as much memory as the gets read, and into as much as the puts write. And as puts,
         // by a sender that makes the checksum of each page, as a put has to.
@@ -284,56 +221,34 @@ fn long(
             let wanted = Wanted { copies, checksummed, ..Wanted::first(times * MIB) };
             stream_into(&peer.address, SPIN, wanted, buffers)
         };
-        let streams = [
+        Ok([
+            got,
+            put,
             stream(plain_peer, 1, 1, false)?,
             stream(peer, 1, 1, false)?,
             stream(peer, places, 4, false)?,
             stream(peer, 4, 4, false)?,
             stream(peer, 4, 4, true)?,
-        ];
-        if round > 0 {
-            let samples =
-                [&mut gets, &mut puts, &mut plain, &mut raw, &mut raw_get, &mut raw_put, &mut checked_put];
-            for (samples, value) in samples.into_iter().zip([got, put].into_iter().chain(streams)) {
-                samples.push(value);
-            }
-        }
-    }
-    for (n, want) in contents.iter().enumerate().take(4) {
-        let mut bytes = vec![0; index(MIB)];
-        direct.get(region, n as u64 * MIB, &mut bytes)?;
-        if bytes != *want {
-            bail!("WRONG CONTENT in block {n} after it was put");
-        }
-    }
-    report.series("get of 1 MiB, four under way", "GB/s", &gets);
-    report.series("put of 1 MiB, four under way", "GB/s", &puts);
-    report.series("plain TCP stream of 1 MiB, over and over", "GB/s", &plain);
-    report.series("unpaced TCP stream of 1 MiB, over and over", "GB/s", &raw);
-    report.series("unpaced TCP stream of as much memory as the gets", "GB/s", &raw_get);
-    report.series("unpaced TCP stream of as much memory as the puts", "GB/s", &raw_put);
-    report.series("the same with a checksum of each page made by the sender", "GB/s", &checked_put);
-    report.ratio("get of 1 MiB / plain stream", &gets, &plain, Some(Reach::AtLeast(0.9)));
-    report.ratio("put of 1 MiB / plain stream", &puts, &plain, Some(Reach::AtLeast(0.9)));
-    report.ratio(
-        "get of 1 MiB / unpaced stream of as much memory",
-        &gets,
-        &raw_get,
-        Some(Reach::AtLeast(0.9)),
-    );
-    report.ratio(
-        "put of 1 MiB / unpaced stream of as much memory",
-        &puts,
-        &raw_put,
-        Some(Reach::AtLeast(0.9)),
-    );
-    report.ratio(
-        "stream with checksums / stream, unpaced, as much memory as the puts",
-        &checked_put,
-        &raw_put,
-        None,
-    );
-    report.ratio("put of 1 MiB / unpaced stream with checksums", &puts, &checked_put, None);
+        ])
+    })?;
+    let names = [
+        "get of 1 MiB, four under way",
+        "put of 1 MiB, four under way",
+        "plain TCP stream of 1 MiB, over and over",
+        "unpaced TCP stream of 1 MiB, over and over",
+        "unpaced TCP stream of as much memory as the gets",
+        "unpaced TCP stream of as much memory as the puts",
+        "the same with a checksum of each page made by the sender",
+    ];
+    report.all("GB/s", names, &found);
+    let ([gets, puts, plain, raw, raw_get, raw_put, checked], reach) = (found, Some(Reach::AtLeast(0.9)));
+    report.ratio("get of 1 MiB / plain stream", &gets, &plain, reach);
+    report.ratio("put of 1 MiB / plain stream", &puts, &plain, reach);
+    report.ratio("get of 1 MiB / unpaced stream of as much memory", &gets, &raw_get, reach);
+    report.ratio("put of 1 MiB / unpaced stream of as much memory", &puts, &raw_put, reach);
+    let checksums = "stream with checksums / stream, unpaced, as much memory as the puts";
+    report.ratio(checksums, &checked, &raw_put, None);
+    report.ratio("put of 1 MiB / unpaced stream with checksums", &puts, &checked, None);
     report.ratio("get of 1 MiB / unpaced stream of 1 MiB, over and over", &gets, &raw, None);
     report.ratio("put of 1 MiB / unpaced stream of 1 MiB, over and over", &puts, &raw, None);
     Ok(())
@@ -393,16 +308,13 @@ fn layouts(
     for (name, layouts) in &cells {
         let want: Vec<Vec<u8>> = layouts.iter().map(selected).collect();
         let mut buffers = vec![Vec::new(); layouts.len()];
-        let mut took = Vec::new();
-        for round in 0..=rounds {
+        let [took] = in_rounds(rounds, |_| {
             let time = get_all(direct, region, layouts, &mut buffers)?.as_secs_f64() * 1e3;
             if buffers != want {
                 bail!("WRONG CONTENT: {name}");
             }
-            if round > 0 {
-                took.push(time);
-            }
-        }
+            Ok([time])
+        })?;
         report.series(name, "ms", &took);
     }
     // One get for each element, of the first of them.
@@ -433,32 +345,23 @@ fn layouts(
     let count = bytes / 256;
     let (spread, dense) = (Layout::bytes(64)?.hvector(count, 1, 256)?, Layout::bytes(count * 64)?);
     let want = selected(&spread);
-    let (mut gathered, mut contiguous) = (Vec::new(), Vec::new());
-    for round in 0..=rounds {
-        for (layout, samples) in [(&spread, &mut gathered), (&dense, &mut contiguous)] {
+    let [gathered, contiguous] = in_rounds(rounds, |_| {
+        let mut get = |layout| -> Result<f64> {
             let started = Instant::now();
-            let get = direct.start_get_into(region, 0, layout, buffer)?;
+            let get = direct.start_get_into(region, 0, layout, std::mem::take(&mut buffer))?;
             buffer = direct.wait(get)?;
             let rate = (count * 64) as f64 / started.elapsed().as_secs_f64() / 1e9;
-            if samples.len() == round.saturating_sub(1)
-                && std::ptr::eq(layout, &raw const spread)
-                && buffer != want
-            {
+            if std::ptr::eq(layout, &raw const spread) && buffer != want {
                 bail!("WRONG CONTENT of 64-byte elements");
             }
-            if round > 0 {
-                samples.push(rate);
-            }
-        }
-    }
+            Ok(rate)
+        };
+        Ok([get(&spread)?, get(&dense)?])
+    })?;
     report.series("gather of 64-byte elements, stride 256 B", "GB/s", &gathered);
     report.series("the same bytes in one piece", "GB/s", &contiguous);
-    report.ratio(
-        "gather of 64-byte elements / contiguous",
-        &gathered,
-        &contiguous,
-        Some(Reach::AtLeast(0.75)),
-    );
+    let reach = Some(Reach::AtLeast(0.75));
+    report.ratio("gather of 64-byte elements / contiguous", &gathered, &contiguous, reach);
     Ok(())
 }
 
@@ -487,37 +390,24 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
     for (size, name) in [(8usize, "8 B"), (4096, "4 KiB")] {
         let mut buffer = vec![0u8; size];
         let peer_content = peer::content();
-        let (mut ours, mut plain, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..=rounds {
-            let mut medians = [0.0; 2];
-            for (median, (direct, region)) in medians.iter_mut().zip([&mut rings, &mut socket]) {
-                let mut times = Vec::with_capacity(samples);
-                for n in 0..samples as u64 {
-                    let at = word(SEED + 1, n) % (bytes / 4096) * 4096;
-                    let started = Instant::now();
-                    direct.get(*region, at, &mut buffer)?;
-                    times.push(started.elapsed());
-                    if buffer != content(at, size as u64) {
-                        bail!("WRONG CONTENT at byte {at}");
-                    }
-                }
-                *median = p50(times);
-            }
-            let mut times = Vec::with_capacity(samples);
-            for _ in 0..samples {
+        let found = in_rounds(rounds, |_| {
+            let mut get = |(direct, region): &mut (Direct, DirectRegion)| {
+                let at = |n: usize| word(SEED + 1, n as u64) % (bytes / 4096) * 4096;
+                p50_of(samples, |n| get_one(direct, *region, at(n), &mut buffer))
+            };
+            let (ours, plain) = (get(&mut rings)?, get(&mut socket)?);
+            let theirs = p50_of(samples, |_| {
                 let started = Instant::now();
                 memory.get(&mut buffer)?;
-                times.push(started.elapsed());
+                let took = started.elapsed();
                 if buffer != peer_content[..size] {
                     bail!("WRONG CONTENT from the raw peer");
                 }
-            }
-            if round > 0 {
-                ours.push(medians[0]);
-                plain.push(medians[1]);
-                theirs.push(p50(times));
-            }
-        }
+                Ok(took)
+            })?;
+            Ok([ours, plain, theirs])
+        })?;
+        let [ours, plain, theirs] = found;
         report.series(&format!("same host: get of {name}, shared memory, p50"), "us", &ours);
         report.series(&format!("same host: get of {name}, Unix socket, p50"), "us", &plain);
         report.series(&format!("same host: raw round trip over memory, {name}, p50"), "us", &theirs);
@@ -527,26 +417,21 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
     drop(raw);
     let blocks: Vec<Vec<u8>> = (0..bytes / MIB).map(|n| content(n * MIB, MIB)).collect();
     let times = common.pick(1024u64, 32);
-    let (mut gets, mut puts, mut copies, mut socket_gets, mut socket_puts) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for round in 0..=rounds {
-        let (get, put) = megabytes(&mut rings, &blocks, times)?;
+    let found = in_rounds(rounds, |_| {
+        let (get, put) = megabytes(&mut rings.0, rings.1, &blocks, times)?;
         let copy = copied(&blocks, times);
-        let (socket_get, socket_put) = megabytes(&mut socket, &blocks, times / 4)?;
-        if round > 0 {
-            for (samples, value) in [&mut gets, &mut puts, &mut copies, &mut socket_gets, &mut socket_puts]
-                .into_iter()
-                .zip([get, put, copy, socket_get, socket_put])
-            {
-                samples.push(value);
-            }
-        }
-    }
-    report.series("same host: get of 1 MiB, shared memory", "GB/s", &gets);
-    report.series("same host: put of 1 MiB, shared memory", "GB/s", &puts);
-    report.series("same host: get of 1 MiB, Unix socket", "GB/s", &socket_gets);
-    report.series("same host: put of 1 MiB, Unix socket", "GB/s", &socket_puts);
-    report.series("same host: memcpy of 1 MiB", "GB/s", &copies);
+        let (socket_get, socket_put) = megabytes(&mut socket.0, socket.1, &blocks, times / 4)?;
+        Ok([get, put, socket_get, socket_put, copy])
+    })?;
+    let names = [
+        "same host: get of 1 MiB, shared memory",
+        "same host: put of 1 MiB, shared memory",
+        "same host: get of 1 MiB, Unix socket",
+        "same host: put of 1 MiB, Unix socket",
+        "same host: memcpy of 1 MiB",
+    ];
+    report.all("GB/s", names, &found);
+    let [gets, puts, _, _, copies] = found;
     report.ratio("same host: get of 1 MiB / memcpy", &gets, &copies, Some(Reach::AtLeast(0.5)));
     report.ratio("same host: put of 1 MiB / memcpy", &puts, &copies, Some(Reach::AtLeast(0.5)));
     for (direct, region) in [&mut rings, &mut socket] {
@@ -558,7 +443,8 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
 
 /// GB/s of gets, and of puts, of 1 MiB, four under way. All that is there afterwards is compared.
 fn megabytes(
-    (direct, region): &mut (Direct, DirectRegion),
+    direct: &mut Direct,
+    region: DirectRegion,
     blocks: &[Vec<u8>],
     times: u64,
 ) -> Result<(f64, f64)> {
@@ -573,7 +459,7 @@ fn megabytes(
             Some(buffer) => buffer,
             None => direct.wait(under_way.pop_front().expect("four of them"))?,
         };
-        under_way.push_back(direct.start_get_into(*region, n % places * MIB, &block, buffer)?);
+        under_way.push_back(direct.start_get_into(region, n % places * MIB, &block, buffer)?);
     }
     for get in under_way.drain(..) {
         buffers.push(direct.wait(get)?);
@@ -596,7 +482,7 @@ fn megabytes(
                 (at, direct.wait(put)?)
             }
         };
-        under_way.push_back((at, direct.start_put(*region, at * MIB, &block, bytes)?));
+        under_way.push_back((at, direct.start_put(region, at * MIB, &block, bytes)?));
     }
     for (_, put) in under_way {
         direct.wait(put)?;
@@ -604,7 +490,7 @@ fn megabytes(
     let put = rate(started);
     for (at, want) in (0..).step_by(index(MIB)).zip(blocks) {
         let mut bytes = vec![0; index(MIB)];
-        direct.get(*region, at, &mut bytes)?;
+        direct.get(region, at, &mut bytes)?;
         if bytes != *want {
             bail!("WRONG CONTENT at byte {at} after it was put");
         }
@@ -652,11 +538,9 @@ fn column(
     let region = memory.alloc(index(bytes))?;
     let words = Words::new(&region);
     words.fill(SEED);
-    let (mut at_server, mut gathered, mut copied, mut paged) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut wire = 0;
     let mut part = vec![0; index(MIB)];
-    for round in 0..=rounds {
+    let found = in_rounds(rounds, |_| {
         let before = direct.pool().stats().servers[0].received_bytes;
         let started = Instant::now();
         let sum = direct.sum(table, 16, &layout, Filter::<i64>::all())?;
@@ -684,21 +568,20 @@ fn column(
         if sum != (rows, Total::Integer(want)) || here != want || whole != want || through_pages != want {
             bail!("WRONG SUM of the column");
         }
-        if round > 0 {
-            at_server.push(summed);
-            gathered.push(got);
-            copied.push(fetched);
-            paged.push(scanned);
-        }
-    }
+        Ok([summed, got, fetched, scanned])
+    })?;
     report.note(format!(
         "column scan: {rows} rows of 4 KiB; added up at the server {wire} bytes came back, gathered {} bytes, of {bytes}",
         rows * 8
     ));
-    report.series("column scan, added up at the server", "ms", &at_server);
-    report.series("column scan, gathered and added up here", "ms", &gathered);
-    report.series("column scan, the whole table copied and added up here", "ms", &copied);
-    report.series("column scan, paged, an eighth local", "ms", &paged);
+    let names = [
+        "column scan, added up at the server",
+        "column scan, gathered and added up here",
+        "column scan, the whole table copied and added up here",
+        "column scan, paged, an eighth local",
+    ];
+    report.all("ms", names, &found);
+    let [at_server, gathered, copied, paged] = found;
     report.ratio("paged scan / scan at the server", &paged, &at_server, Some(Reach::AtLeast(20.0)));
     report.ratio("paged scan / gathered", &paged, &gathered, Some(Reach::AtLeast(20.0)));
     report.ratio("table copied / scan at the server", &copied, &at_server, None);
@@ -808,7 +691,7 @@ pub struct Gets {
     #[arg(long)]
     server: String,
     #[arg(long, default_value_t = 20_000)]
-    count: u64,
+    count: usize,
 }
 
 /// Prints the median time of a get, in microseconds.
@@ -818,19 +701,11 @@ pub fn gets(args: &Gets) -> Result<i32> {
     builder.set("memory", "64M")?;
     let mut direct = builder.open_direct()?;
     let region = direct.create(32 * MIB)?;
-    let mut times = Vec::new();
     let mut buffer = [0; 8];
     direct.put(region, 0, &content(0, 32 * MIB))?;
-    for n in 0..args.count {
-        let at = word(SEED, n) % (32 * MIB / 4096) * 4096;
-        let started = Instant::now();
-        direct.get(region, at, &mut buffer)?;
-        times.push(started.elapsed());
-        if buffer[..] != content(at, 8)[..] {
-            bail!("WRONG CONTENT at byte {at}");
-        }
-    }
-    println!("{}", p50(times));
+    let at = |n: usize| word(SEED, n as u64) % (32 * MIB / 4096) * 4096;
+    let p50_us = p50_of(args.count, |n| get_one(&mut direct, region, at(n), &mut buffer))?;
+    println!("{p50_us}");
     direct.close();
     Ok(0)
 }

@@ -15,7 +15,7 @@ use rampool_wire::units::ByteLen;
 
 use super::Common;
 use super::peer::{self, RawStream};
-use super::report::{Reach, Report};
+use super::report::{Reach, Report, in_rounds, p50, p50_of};
 use super::service::{Place, Service};
 use super::workload::random_bytes;
 
@@ -101,11 +101,6 @@ fn join_by(ticket: LeaseTicket) -> Result<Direct> {
     Ok(direct)
 }
 
-fn p50(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
-}
-
 /// The two ends of a queue, and a third client that uses it, too.
 struct Ends {
     sender: Direct,
@@ -184,34 +179,29 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
     let mut relay_out = RawStream::connect(&relay.address, SPIN)?;
     let body = random_bytes(4, BODY_BYTES);
     let (samples, few) = (common.pick(10_000, 300), common.pick(400, 20));
-    let mut series: [Vec<f64>; 6] = Default::default();
-    for round in 0..=rounds {
-        let mut figures = Vec::new();
-        let times = (0..samples).map(|_| ends.one_way(Vec::new(), None)).collect::<Result<Vec<_>>>()?;
-        figures.push(p50(times));
+    let series = in_rounds(rounds, |_| {
+        let queue = p50_of(samples, |_| ends.one_way(Vec::new(), None))?;
         let mut buffer = [0; peer::REQUEST_BYTES];
-        let mut times = Vec::with_capacity(samples);
-        for _ in 0..samples {
+        let relayed = p50_of(samples, |_| {
             let started = Instant::now();
             relay_in.write_exactly(&ends.head)?;
             relay_out.read_exactly(&mut buffer)?;
-            times.push(started.elapsed());
+            let took = started.elapsed();
             if buffer != ends.head {
                 bail!("WRONG CONTENT from the raw relay");
             }
-        }
-        figures.push(p50(times));
-        let mut times = Vec::with_capacity(samples);
-        for _ in 0..samples {
+            Ok(took)
+        })?;
+        let round_trip = p50_of(samples, |_| {
             let started = Instant::now();
             raw.request(HEAD_BYTES as u64)?;
             raw.read_exactly(&mut buffer)?;
-            times.push(started.elapsed());
+            let took = started.elapsed();
             if buffer != content[..HEAD_BYTES] {
                 bail!("WRONG CONTENT from the raw peer");
             }
-        }
-        figures.push(p50(times) / 2.0);
+            Ok(took)
+        })?;
         // Heads alone and heads with a megabyte after them, in turns, each after a head that is not counted:
         // the megabyte before it has emptied the caches.
         let (mut alone, mut followed, mut next_to) = (Vec::new(), Vec::new(), Vec::new());
@@ -233,12 +223,8 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
             let Some(message) = other.take(&elsewhere, TIMEOUT)? else { bail!("a message is missing") };
             other.done(message);
         }
-        figures.extend([p50(alone), p50(followed), p50(next_to)]);
-        // The first round warms all up.
-        if round > 0 {
-            series.iter_mut().zip(figures).for_each(|(series, figure)| series.push(figure));
-        }
-    }
+        Ok([queue, relayed, round_trip / 2.0, p50(alone), p50(followed), p50(next_to)])
+    })?;
     let names = [
         "head through a queue, one way, p50",
         "64 B through a raw relay, one way, p50",
@@ -247,23 +233,12 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
         "head with a body of 1 MiB behind it, p50",
         "head while somebody else sends a body of 1 MiB, p50",
     ];
-    for (name, samples) in names.iter().zip(&series) {
-        report.series(name, "us", samples);
-    }
-    report.ratio(
-        "one way through a queue / through a raw relay",
-        &series[0],
-        &series[1],
-        Some(Reach::AtMost(1.2)),
-    );
-    report.ratio(
-        "one way through a queue / half a raw round trip",
-        &series[0],
-        &series[2],
-        Some(Reach::AtMost(1.2)),
-    );
-    report.ratio("head with a body behind it / alone", &series[4], &series[3], Some(Reach::AtMost(1.3)));
-    report.ratio("head next to another sender's body / alone", &series[5], &series[3], None);
+    report.all("us", names, &series);
+    let ([queue, relayed, half, alone, followed, next_to], reach) = (series, Some(Reach::AtMost(1.2)));
+    report.ratio("one way through a queue / through a raw relay", &queue, &relayed, reach);
+    report.ratio("one way through a queue / half a raw round trip", &queue, &half, reach);
+    report.ratio("head with a body behind it / alone", &followed, &alone, Some(Reach::AtMost(1.3)));
+    report.ratio("head next to another sender's body / alone", &next_to, &alone, None);
     ends.sender.send(&ends.to, b"", SendBody::None, TIMEOUT)?;
     Ok(())
 }

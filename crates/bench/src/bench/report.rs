@@ -2,6 +2,7 @@
 //! end.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -78,6 +79,13 @@ impl Report {
         middle
     }
 
+    /// Samples of several things in the same unit.
+    pub fn all<const N: usize>(&mut self, unit: &str, names: [&str; N], samples: &[Vec<f64>; N]) {
+        for (name, samples) in names.iter().zip(samples) {
+            self.series(name, unit, samples);
+        }
+    }
+
     /// The median of the ratios of neighbours: `a[n] / b[n]`.
     pub fn ratio(&mut self, name: &str, a: &[f64], b: &[f64], reach: Option<Reach>) -> f64 {
         let ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
@@ -115,6 +123,32 @@ impl Report {
         }
         Ok(0)
     }
+}
+
+/// Measures several things in turns, all in each round. The first round warms them up and does not count.
+pub fn in_rounds<const N: usize>(
+    rounds: usize,
+    mut measure: impl FnMut(usize) -> Result<[f64; N]>,
+) -> Result<[Vec<f64>; N]> {
+    let mut all = [const { Vec::new() }; N];
+    for round in 0..=rounds {
+        let found = measure(round)?;
+        if round > 0 {
+            all.iter_mut().zip(found).for_each(|(samples, one)| samples.push(one));
+        }
+    }
+    Ok(all)
+}
+
+/// The median of what so many take, in microseconds; each says how long it took.
+pub fn p50_of(count: usize, one: impl FnMut(usize) -> Result<Duration>) -> Result<f64> {
+    Ok(p50((0..count).map(one).collect::<Result<_>>()?))
+}
+
+/// The median in microseconds.
+pub fn p50(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
 }
 
 /// Three figures, for every magnitude.
