@@ -21,8 +21,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "bench/data"
 
-# What a default is read from: an option of a command (`--spin-us`), a constant (`GET_PAGES`), or an item with a body
-# (`impl Default for Waiting`, `fn cache_config`). Whoever adds a default that a figure depends on adds it here.
+# What a default is read from: an option of a command (`--spin-us`), a constant (`GET_PAGES`), or an
+# item with a body (`impl Default for Waiting`, `fn cache_config`). Whoever adds a default that a
+# figure depends on adds it here.
 SETTINGS = {
     "waiting": {
         "crates/net/src/adaptive_spin.rs": ["MEMORY", "KEEP_CPU", "TURNS"],
@@ -92,7 +93,8 @@ ALSO = {
 }
 
 PAGED, DIRECT, SHARED = ("waiting", "paging", "servers"), ("waiting", "servers"), ("waiting", "sharing")
-# Each part of the measurements, which is a file of bench/data: the defaults that it measures, and about how many seconds it takes.
+# Each part of the measurements, which is a file of bench/data: the defaults that it measures, and
+# about how many seconds it takes.
 PARTS = {
     "fault": (PAGED, 90),
     "sequential": (PAGED, 60),
@@ -119,8 +121,8 @@ PARTS = {
     "python": (PAGED, 1800),
 }
 
-# Figures that were measured before files recorded their defaults, or never yet. Only a new measurement takes a name off; none is added:
-# figures that become old are measured again.
+# Figures that were measured before files recorded their defaults, or never yet. Only a new measurement takes
+# a name off; none is added: figures that become old are measured again.
 UNRECORDED = {"block", "programs"}
 
 

@@ -29,7 +29,8 @@ IN_GUIDE = {"fault", "programs", "stream-pages"}
 
 BEST = "best triad, by what came over the wire / line rate of"
 SOR, BY_TWO = "SOR 1024 1536 200", "sequentially / by two ranks (ArgoDSM: 1.19)"
-# The figures that the guide shows (programs are in README's table): what each is called there, its file, its name and how to read it.
+# The figures that the guide shows (programs are in README's table): what each is called there, its file,
+# its name and how to read it.
 SELECTED = [
     ("A page that is away, both spinning", "fault", "spinning: 4 KiB fault, p50"),
     ("A raw request and reply of 4 KiB", "fault", "spinning: raw request and reply, p50"),
@@ -43,8 +44,9 @@ SELECTED = [
     ("SOR under hlrc: one thread / two ranks on two CPUs", "shared", f"{SOR}, hlrc: {BY_TWO}"),
 ]
 
-# The README's table: programs that fit and their time under rampool, programs of `programs` and `redundancy` at a quarter of their memory,
-# and what a miss takes, with what the CPUs do besides; and its columns: file and name of each way.
+# The README's table: programs that fit and their time under rampool, programs of `programs` and
+# `redundancy` at a quarter of their memory, and what a miss takes, with what the CPUs do besides; and its
+# columns: file and name of each way.
 FIT_ROWS = [("GNU sort", "GNU sort, 200 MB"), ("SQLite", "SQLite, 100 k rows")]
 PROGRAM_ROWS = [
     ("NumPy scan of columns", "NumPy column scan, 1 GiB"),

@@ -47,7 +47,7 @@ BESIDE = ["installed", "block", "files", "python", "waiting"]
 LIMIT_S = 3600
 
 
-# --- what the kernel has, asked without any of rampool's own code -------------------------------------------------------------------
+# --- what the kernel has, asked without any of rampool's own code -------------------------------------------
 
 UFFD_USER_MODE_ONLY = 1
 UFFDIO_API = 0xC018AA3F
@@ -140,7 +140,7 @@ def unjustified(skips):
     return wrong
 
 
-# --- what failed, once more ---------------------------------------------------------------------------------------------------------
+# --- what failed, once more ---------------------------------------------------------------------------------
 
 MOST_REPEATED = 15
 
@@ -169,7 +169,7 @@ class Failures:
             yield from (f"    {line[:200]}" for line in shown)
 
 
-# --- the steps ----------------------------------------------------------------------------------------------------------------------
+# --- the steps ----------------------------------------------------------------------------------------------
 
 
 def run(name, skips_file, say):

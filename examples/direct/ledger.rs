@@ -92,7 +92,8 @@ pub fn run(
     direct.free(table);
     let updates = clients * transfers * 4;
     let says = format!(
-        "{updates} updates of {accounts} accounts by {clients} clients in {took:?}, and every balance is right"
+        "{updates} updates of {accounts} accounts by {clients} clients in {took:?}, and every balance is \
+         right"
     );
     Ok(Ran { says, measured: vec![("updates", updates, took)] })
 }

@@ -294,7 +294,8 @@ fn counts_in_memory_that_another_process_writes() {
 
 #[test]
 fn departures_that_are_settled_late() {
-    // Two members of one lease, one lost and one that leaves while its order waits; and one of another, which comes back.
+    // Two members of one lease, one lost and one that leaves while its order waits; and one of
+    // another, which comes back.
     let seeds = [
         vec![0, 20, 1, 0, 5, 0, 5, 1, 3, 1, 4, 0, 7, 15, 6, 0, 0, 30],
         vec![0, 8, 0, 9, 5, 0, 5, 1, 2, 1, 5, 2, 3, 1, 2, 0, 4, 0, 7, 12, 6, 0, 6, 0],
@@ -450,8 +451,8 @@ fn of_tenant(preface: Preface) -> Vec<u8> {
 #[test]
 fn texts() {
     let status = br#"{"server":1,"version":"0.1.0","leases":[{"lease":1,"name":"x","members":[{"pid":3}]}]}"#;
-    let handed =
-        b"rampool-handed-over-1 1000 2000 rampool-region-1;1;2 rampool-lease-1;64;3,09090909090909090909090909090909,127.0.0.1:7117=4G";
+    let handed = b"rampool-handed-over-1 1000 2000 rampool-region-1;1;2 \
+            rampool-lease-1;64;3,09090909090909090909090909090909,127.0.0.1:7117=4G";
     let ticket = b"127.0.0.1:4040,unix:/run/rank#run-17";
     let seeds = [
         &handed[..],

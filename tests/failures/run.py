@@ -465,7 +465,8 @@ def client_stops_for_longer_than_its_lease(world, scale):
 
 # ---- what a run leaves behind
 
-# Forks and ends, as daemons do, before or after it filled its memory; the child checks its memory when it is told to.
+# Forks and ends, as daemons do, before or after it filled its memory; the child checks its
+# memory when it is told to.
 DAEMON = """
 import os, random, sys, time
 mark, when, mib = sys.argv[1], sys.argv[2], int(sys.argv[3])

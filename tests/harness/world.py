@@ -114,7 +114,8 @@ class Outcome:
         self.code, self.out, self.err, self.wall = code, out, err, wall
         # Processor time of the program and of all that it, and `rampool run`, waited for.
         self.peak_rss, self.cpu, self.pids = usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, pids
-        # The most memory that a managed process held at any moment, and the most that one held for LASTING_S without a break.
+        # The most memory that a managed process held at any moment, and the most that one held
+        # for LASTING_S without a break.
         self.peak_anonymous, self.lasting_anonymous = peak_anonymous, lasting_anonymous
         # With `watch="shares"`: what each process held, moment by moment, its share of what it shares.
         self.moments = moments

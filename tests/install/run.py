@@ -25,7 +25,8 @@ suite = Suite("installed")
 for each in (packages.debian_packages, packages.image, packages.chart, packages.page):
     suite.test()(each)
 
-# The paper's file: host, megabytes, comments; the first line is the compute node. Only the sizes are this test's.
+# The paper's file: host, megabytes, comments; the first line is the compute node. Only the
+# sizes are this test's.
 DLMM_CONF = """\
 calhost      16 // 16MB compute node
 memhost1     32 // 32MB memory server 1

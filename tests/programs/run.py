@@ -28,7 +28,8 @@ suite = Suite("unmodified programs")
 
 
 def within_budget(outcome, local, what):
-    # Fresh memory can be mapped and touched before the agent looks again: that is over in a moment, however long the agent was delayed.
+    # Fresh memory can be mapped and touched before the agent looks again: that is over in a moment,
+    # however long the agent was delayed.
     lasting = (outcome.lasting_anonymous, 32 * MIB + local // 20, f"for {LASTING_S} s")
     for held, slack, how in (lasting, (outcome.peak_anonymous, 128 * MIB, "for a moment")):
         check(
@@ -114,7 +115,8 @@ def redis_serves_and_saves(world, scale):
 
 @suite.test()
 def redis_saves_what_its_child_shares(world, scale):
-    # Little memory, all of it shared with the child that saves: pages that the kernel does not move must leave too.
+    # Little memory, all of it shared with the child that saves: pages that the kernel does not
+    # move must leave too.
     redis_case(world, scale, 8_000, 1_000, (0.25,))
 
 
@@ -214,8 +216,8 @@ for fault_mode in LOWER:
 
     @fault_mode_case(fault_mode)
     def mappings_change_at_random(world, scale, options):
-        # Found memory that a forked child did not get: on the lowest fault mode what was managed once and is the program's own again, and, wherever forks are not
-        # followed, what mremap left behind or added.
+        # Found memory that a forked child did not get: on the lowest fault mode what was managed once and is
+        # the program's own again, and, wherever forks are not followed, what mremap left behind or added.
         seeds = [(7, 300), (4149552136, 1000), *((scale.seed + round_, 20000) for round_ in range(scale.pick(4, 0)))]
         for seed, operations in seeds:
             corner(world, scale, "mappings", seed, operations, 4096, scale.pick(64, 24), timeout=scale.pick(400, 120), options=options, same_output=False)
@@ -251,7 +253,8 @@ def system_calls_on_absent_pages(world, scale):
 def mappings_change_at_random(world, scale):
     for round_ in range(scale.pick(8, 1)):
         corner(world, scale, "mappings", scale.seed + round_, scale.pick(20000, 2000), 4096, scale.pick(64, 24), timeout=scale.pick(400, 120), same_output=False)
-    # Found a page at the end of the heap that left a child between its taking over and the moment from which its agent's thread needs it.
+    # Found a page at the end of the heap that left a child between its taking over and the moment from which
+    # its agent's thread needs it.
     corner(world, scale, "mappings", 342148047, 600, 4096, 24, same_output=False)
 
 
@@ -320,7 +323,8 @@ def memory_that_threads_move_while_they_are_preempted(world, scale):
 
 @suite.test()
 def arrays_that_grow_and_move(world, scale):
-    # What has just moved must not be taken for new memory: while the program waits for the event about it to be read, the agent may look at its mappings.
+    # What has just moved must not be taken for new memory: while the program waits for the event about it to
+    # be read, the agent may look at its mappings.
     corner(world, scale, "regrow", scale.pick(40, 8), scale.pick(128, 64), timeout=scale.pick(600, 120), local=scale.pick(32, 16) * MIB, wants_absent=False)
 
 
@@ -419,7 +423,8 @@ for name in (
     "alone exec-self close-everything close-all-early no-rights not-dumpable closes-output few-descriptors locked-memory no-fork-memory main-ends last-thread-ends another-root grow"
 ).split():
     process_case(name)
-# A child made by the bare system call has no agent of its own: its parent serves it, and nothing keeps it small.
+# A child made by the bare system call has no agent of its own: its parent serves it, and
+# nothing keeps it small.
 process_case("bare-clone", budget=False)
 process_case("bare-grandchild", budget=False)
 # Such a child has no agent of its own either.

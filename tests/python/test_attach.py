@@ -157,7 +157,7 @@ def test_the_lease_ends_with_the_process(python, own_server):
     pytest.fail(said)
 
 
-# --- a notebook -------------------------------------------------------------------------------------------------------------------
+# --- a notebook ---------------------------------------------------------------------------------------------
 
 CGROUPS = pathlib.Path("/sys/fs/cgroup/memory")
 

@@ -142,7 +142,8 @@ fn table(recording: &Recording, machine: Machine, rows: &[Row]) -> String {
     let sent = recording.ranks.iter().flat_map(|rank| &rank.sent);
     let (messages, bytes) = sent.fold((0_u64, 0_u64), |(count, bytes), sent| (count + 1, bytes + sent.bytes));
     let mut text = format!(
-        "recorded: {} ranks, {} ms; computing of all ranks {} ms; {messages} messages, {} KiB in the whole trace\n",
+        "recorded: {} ranks, {} ms; computing of all ranks {} ms; {messages} messages, {} KiB in the whole \
+         trace\n",
         recording.ranks.len(),
         ms(recording.elapsed_us()),
         ms(recording.computed_us()),
@@ -152,7 +153,8 @@ fn table(recording: &Recording, machine: Machine, rows: &[Row]) -> String {
         let Machine { slower, software_slower, .. } = machine;
         let _ = writeln!(
             text,
-            "on a machine that takes {slower} times as long to compute, and {software_slower} times for the protocol"
+            "on a machine that takes {slower} times as long to compute, and {software_slower} times for the \
+             protocol"
         );
     }
     let mut lines = vec![

@@ -276,7 +276,8 @@ pub unsafe extern "C" fn rampool_direct_fetch_op(
         return fail(
             RampoolStatus::Invalid,
             format_args!(
-                "rampool_direct_fetch_op: a null pointer, unknown kind {kind}, or unknown way {combine} to combine"
+                "rampool_direct_fetch_op: a null pointer, unknown kind {kind}, or unknown way {combine} to \
+                 combine"
             ),
         );
     };

@@ -113,8 +113,9 @@ pub unsafe extern "C" fn rampool_queue_send(
     done(direct.0.send(&queue.0, head, body, Duration::from_millis(timeout_ms.into())))
 }
 
-/// Appends a message whose body is what `layout` selects from `offset` of a region on. The body is not copied:
-/// it stays the region's, and is what it is when the receiver reads it. Otherwise as rampool_queue_send().
+/// Appends a message whose body is what `layout` selects from `offset` of a region on. The body
+/// is not copied: it stays the region's, and is what it is when the receiver reads it.
+/// Otherwise as rampool_queue_send().
 ///
 /// # Safety
 /// As rampool_queue_send(); `region` and `layout` are null or valid, and `region` is of `direct`.
@@ -376,8 +377,8 @@ pub unsafe extern "C" fn rampool_message_body(
     done(direct.0.body_into(&mut message.0, room, Duration::from_millis(timeout_ms.into())).map(drop))
 }
 
-/// Copies the body of a message to a region, from `offset` on, from server to server: no byte of it comes here.
-/// Blocks and fails as rampool_message_body().
+/// Copies the body of a message to a region, from `offset` on, from server to server: no byte of it comes
+/// here. Blocks and fails as rampool_message_body().
 ///
 /// # Safety
 /// `direct`, `message` and `region` are null or valid, and `region` is of `direct`.
@@ -398,11 +399,11 @@ pub unsafe extern "C" fn rampool_message_land_body(
     done(direct.0.land_body(&mut message.0, region.0, offset, timeout))
 }
 
-/// Where the body of a message lies in the pool: a region and the offset of its first byte. Every operation of
-/// the direct view works there; a body that came with its message may only be read, until
-/// rampool_message_done(). If the message has no body, or its body is not in one piece, `*region` is null and
-/// the call succeeds. Close `*region` with rampool_direct_region_close(). Blocks and fails as
-/// rampool_message_body().
+/// Where the body of a message lies in the pool: a region and the offset of its first byte. Every
+/// operation of the direct view works there; a body that came with its message may only be read,
+/// until rampool_message_done(). If the message has no body, or its body is not in one piece,
+/// `*region` is null and the call succeeds. Close `*region` with rampool_direct_region_close().
+/// Blocks and fails as rampool_message_body().
 ///
 /// # Safety
 /// `direct` and `message` are null or valid; `region` and `offset` are null or can be written.

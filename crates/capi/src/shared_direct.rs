@@ -108,11 +108,11 @@ pub unsafe extern "C" fn rampool_shared_publish(
     shared.shared.publish(name, region).map_or_else(|error| failed_as_rank(&error), |()| RampoolStatus::Ok)
 }
 
-/// Opens a listener on every rank for processes outside the run, which may use what is published. Every rank
-/// makes the call, each with its own address ("HOST:PORT"; with port 0 the kernel chooses). Each gets the
-/// same ticket, with a terminating zero byte, for rampool_outside_open(). Blocks until all have called.
-/// RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64 for the secret are
-/// enough.
+/// Opens a listener on every rank for processes outside the run, which may use what is published. Every
+/// rank makes the call, each with its own address ("HOST:PORT"; with port 0 the kernel chooses). Each
+/// gets the same ticket, with a terminating zero byte, for rampool_outside_open(). Blocks until all have
+/// called. RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64
+/// for the secret are enough.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a

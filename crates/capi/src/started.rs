@@ -98,8 +98,9 @@ pub unsafe extern "C" fn rampool_direct_start_put(
 /// layouts may be freed at once.
 ///
 /// # Safety
-/// As rampool_direct_start_get(); `there` and `here` are layouts that were not freed; nothing else uses the
-/// bytes that `here` selects from `address` on until rampool_direct_wait() has returned or `direct` is closed.
+/// As rampool_direct_start_get(); `there` and `here` are layouts that were not freed; nothing
+/// else uses the bytes that `here` selects from `address` on until rampool_direct_wait() has
+/// returned or `direct` is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_start_get_layout(
     direct: *mut DirectHandle,

@@ -283,7 +283,7 @@ fn cmake_finds_the_library_and_a_static_program_needs_none() {
     assert!(output.status.success(), "{output:?}");
 }
 
-// --- the direct view, and MPI ---------------------------------------------------------------------------------------------------------------
+// --- the direct view, and MPI ------------------------------------------------------------------------------
 
 /// Compiles a test with MPI's compiler, if there is one. `scripts/test.py` looks for it as well.
 fn compile_with_mpi(name: &str) -> Option<PathBuf> {
@@ -340,7 +340,7 @@ fn datatypes_of_mpi4py_become_layouts_that_select_what_mpi_packs() {
     assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
 }
 
-// --- shared memory --------------------------------------------------------------------------------------------------------------------------
+// --- shared memory -----------------------------------------------------------------------------------------
 
 /// The launcher, which lies where the library was built.
 fn rampool() -> PathBuf {
@@ -580,7 +580,8 @@ fn created_processes_see_private_variables_as_forked_ones_do() {
             3,
             &["turns"],
             86,
-            "3 more processes are wanted, but the run has 3 and 1 of them are in use: start it with `rampool launch -n 4`",
+            "3 more processes are wanted, but the run has 3 and 1 of them are in use: start it with `rampool \
+             launch -n 4`",
         ),
     ] {
         let output = launched(ranks, &[], &program, arguments);

@@ -93,7 +93,8 @@ pub fn run(args: &Args) -> Result<i32> {
     println!("because {}", reason(&found));
     if best == FaultMode::Segv && found.most_mappings < 1 << 18 {
         println!(
-            "On this fault mode, a large --local needs larger pages (--page-size 64K) or: sysctl -w vm.max_map_count=1048576"
+            "On this fault mode, a large --local needs larger pages (--page-size 64K) or: sysctl -w \
+             vm.max_map_count=1048576"
         );
     }
     fix(&found);
@@ -202,7 +203,8 @@ fn fix(found: &Capabilities) {
     );
     if found.user_mode.is_err() {
         println!(
-            "In a container the system call itself may be blocked: allow `userfaultfd` in its seccomp profile, or add CAP_SYS_PTRACE."
+            "In a container the system call itself may be blocked: allow `userfaultfd` in its seccomp \
+             profile, or add CAP_SYS_PTRACE."
         );
     }
 }

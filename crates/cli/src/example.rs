@@ -81,7 +81,8 @@ fn tell(program: &Program, sizes: &[usize], shared: &Shared, report: Report) -> 
     let shown: Vec<String> = sizes.iter().map(ToString::to_string).collect();
     let (name, protocol, ranks) = (program.name, shared.config().protocol.name(), shared.ranks());
     println!(
-        "{name} {}: {ranks} ranks, {protocol}: {parallel:.4} s, sequential {sequential:.4} s, speed-up {:.2}, verified",
+        "{name} {}: {ranks} ranks, {protocol}: {parallel:.4} s, sequential {sequential:.4} s, speed-up \
+         {:.2}, verified",
         shown.join(" "),
         sequential / parallel
     );

@@ -48,7 +48,8 @@ pub fn run(args: &Args) -> Result<i32> {
     args.options.check()?;
     let below_full = || {
         bail!(
-            "a process that runs already needs userfaultfd in full, which this machine does not allow; `rampool doctor` says what to change"
+            "a process that runs already needs userfaultfd in full, which this machine does not allow; \
+             `rampool doctor` says what to change"
         )
     };
     let name = program_name(args.process);

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 /// Give the same file to every server and client of a pool (--key-file). Both ends prove that they have the
 /// key, and the key never travels. Only the owner can read the file. An existing file is never overwritten.
 ///
-/// To tell tenants apart, keep that key, the master, on the servers, and give each tenant a key derived from it:
-/// rampool key --tenant alice --from pool.key alice.key
+/// To tell tenants apart, keep that key, the master, on the servers, and give each tenant a key derived from
+/// it: rampool key --tenant alice --from pool.key alice.key
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The file to create

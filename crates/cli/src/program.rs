@@ -57,7 +57,8 @@ pub fn check(name: &OsStr) -> Result<Found, ProgramError> {
         .and_then(|names| names.into_iter().find(|name| stops_threads(name)));
     if let Some(runtime) = runtime {
         return Err(ProgramError::Refused(format!(
-            "{} is built with a sanitizer ({runtime}), which must be loaded first and stops the agent's thread for ever when it looks for leaks. Use a build without it",
+            "{} is built with a sanitizer ({runtime}), which must be loaded first and stops the agent's \
+             thread for ever when it looks for leaks. Use a build without it",
             path.display()
         )));
     }
@@ -68,7 +69,8 @@ pub fn check(name: &OsStr) -> Result<Found, ProgramError> {
 pub fn check_below_full(program: &Path) -> Result<(), ProgramError> {
     if File::open(program).ok().and_then(|file| is_of_go(&file)) == Some(true) {
         return Err(ProgramError::Refused(format!(
-            "{} is a Go program: its runtime makes system calls itself and takes signals on stacks that may be paged out, which works only on the fault mode `uffd`; `rampool doctor` says how to enable it",
+            "{} is a Go program: its runtime makes system calls itself and takes signals on stacks that may \
+             be paged out, which works only on the fault mode `uffd`; `rampool doctor` says how to enable it",
             program.display()
         )));
     }
@@ -179,11 +181,13 @@ fn check_file(path: &Path, shown: &Path, depth: u32) -> Result<Kind, ProgramErro
     }
     match linkage(&head) {
         Linkage::Dynamic(loader) if loader.contains("musl") => Err(ProgramError::Refused(format!(
-            "{shown} is linked with musl ({loader}), the agent with the GNU C library: one process cannot hold both. Use a build for the GNU C library"
+            "{shown} is linked with musl ({loader}), the agent with the GNU C library: one process cannot \
+             hold both. Use a build for the GNU C library"
         ))),
         Linkage::Dynamic(_) => Ok(Kind::Known),
         Linkage::Static => Err(ProgramError::Refused(format!(
-            "{shown} is statically linked: the agent cannot be loaded into it. Use a dynamically linked build, or the C or Rust interface of rampool"
+            "{shown} is statically linked: the agent cannot be loaded into it. Use a dynamically linked \
+             build, or the C or Rust interface of rampool"
         ))),
         Linkage::OtherMachine => Err(ProgramError::NotExecutable(format!(
             "{shown} is built for another kind of processor than this rampool"

@@ -73,8 +73,8 @@ pub struct PoolOptions {
     #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
     pub servers: Vec<ServerSpec>,
 
-    /// On how many servers each page lies: 1, or 2, so that any one server may be lost. The servers lend twice
-    /// as much then [default: 2 where two or more servers have room for that, else 1]
+    /// On how many servers each page lies: 1, or 2, so that any one server may be lost. The servers lend
+    /// twice as much then [default: 2 where two or more servers have room for that, else 1]
     #[arg(long, env = "RAMPOOL_COPIES", value_name = "N",
         value_parser = clap::value_parser!(u8).range(1..=2))]
     copies: Option<u8>,
@@ -298,7 +298,8 @@ impl Options {
             self.of_pool.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. }))
         {
             bail!(
-                "{}: `rampool run` does not use UCX, because it changes the process that loads it; name the server by its HOST:PORT (it listens there, too) or unix:PATH",
+                "{}: `rampool run` does not use UCX, because it changes the process that loads it; name the \
+                 server by its HOST:PORT (it listens there, too) or unix:PATH",
                 server.endpoint
             );
         }
@@ -365,7 +366,8 @@ impl Options {
             && self.local.0 > there_is
         {
             say_line(&format!(
-                "rampool: --local {} is more than this machine, or its container, has ({}): the system may kill the program before its pages leave",
+                "rampool: --local {} is more than this machine, or its container, has ({}): the system may \
+                 kill the program before its pages leave",
                 self.local,
                 ByteLen(there_is)
             ));
@@ -391,7 +393,8 @@ impl Options {
             {
                 let free = ByteLen(wanted.0 - missing.0);
                 say_line(&format!(
-                    "rampool: the servers have only {free} free; the lease takes all of it instead of the usual {wanted} (--memory sets another amount)"
+                    "rampool: the servers have only {free} free; the lease takes all of it instead of the \
+                     usual {wanted} (--memory sets another amount)"
                 ));
                 if let LeaseRequest::Open { bytes, .. } = &mut config.lease {
                     *bytes = free;
@@ -426,7 +429,8 @@ impl Options {
         if let Some(backup) = self.backup.as_ref().filter(|_| !of_pool.servers.is_empty()) {
             let directory = backup.directory.display();
             say_line(&format!(
-                "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be lost"
+                "rampool: 2 copies of each page, one of them on the disk of {directory}: all servers may be \
+                 lost"
             ));
         } else if of_pool.servers.len() > 1 {
             say_line(&format!(
@@ -438,7 +442,8 @@ impl Options {
             let name = pool.servers().nth(server.as_usize()).unwrap_or_default();
             let reason = pool.why_lost(server).map(ToString::to_string).unwrap_or_default();
             say_line(&format!(
-                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it when it is; until then the pages that it is to hold have one copy each"
+                "rampool: server {name} is not there: {reason}. The program starts without it, and uses it \
+                 when it is; until then the pages that it is to hold have one copy each"
             ));
         }
     }
@@ -449,7 +454,8 @@ fn survives(copies: u8, servers: usize, asked: Option<u8>) -> String {
     match (copies, asked) {
         (2, _) => format!("2 copies of each page, on {servers} servers: any one of them may be lost"),
         (_, None) => format!(
-            "1 copy of each page: {servers} servers have no room for 2; if one of them is lost, the program ends"
+            "1 copy of each page: {servers} servers have no room for 2; if one of them is lost, the program \
+             ends"
         ),
         _ => "1 copy of each page: if a server is lost, the program ends".into(),
     }
@@ -496,7 +502,8 @@ fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultM
             };
             if refused {
                 bail!(
-                    "this machine does not allow the fault mode `{name}`, only `{}` and below; `rampool doctor` says what to change",
+                    "this machine does not allow the fault mode `{name}`, only `{}` and below; `rampool \
+                     doctor` says what to change",
                     best.name()
                 );
             }
@@ -623,7 +630,8 @@ fn wait(
             let waited = faults(run_dir).saturating_sub(before);
             let seconds = since.elapsed().as_secs();
             remark(&format!(
-                "rampool: {} has not ended {seconds} s after SIGTERM; it has waited for {waited} pages since. `kill -9 {pid}` ends it at once",
+                "rampool: {} has not ended {seconds} s after SIGTERM; it has waited for {waited} pages \
+                 since. `kill -9 {pid}` ends it at once",
                 name.trim()
             ));
         }
@@ -666,7 +674,8 @@ fn connect(config: &PoolConfig, every: Duration) -> Result<Pool, ConnectError> {
         }
         if asked == 0 {
             say_line(&format!(
-                "rampool: the machine of memory server {server} is short of memory and gives no new leases now; waiting for up to {} s",
+                "rampool: the machine of memory server {server} is short of memory and gives no new leases \
+                 now; waiting for up to {} s",
                 every.as_secs() * u64::from(ASKED_AGAIN)
             ));
         }

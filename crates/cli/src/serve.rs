@@ -47,7 +47,8 @@ pub fn run(args: Args) -> Result<i32> {
     let key = settings.key_file.as_deref().map(key_of).transpose()?;
     if settings.tenants.is_some() && key.as_ref().is_none_or(|key| key.tenant().is_some()) {
         bail!(
-            "--tenants needs the master key: without it no tenant is known (rampool key FILE, then --key-file FILE)"
+            "--tenants needs the master key: without it no tenant is known (rampool key FILE, then \
+             --key-file FILE)"
         );
     }
     let rules = settings.tenants.as_deref().map(tenants::load).transpose()?.unwrap_or_default();
@@ -81,7 +82,8 @@ pub fn run(args: Args) -> Result<i32> {
         && settings.disk.is_none()
     {
         let there_is = ByteLen(there_is);
-        tracing::warn!(memory = %settings.memory, %there_is, "--memory is more than this machine, or its container, has: when clients use it all, the system will kill processes");
+        tracing::warn!(memory = %settings.memory, %there_is, "--memory is more than this machine, or its \
+            container, has: when clients use it all, the system will kill processes");
     }
     let metrics = settings
         .metrics
@@ -99,7 +101,8 @@ pub fn run(args: Args) -> Result<i32> {
             tracing::info!(%endpoint, export = export.name, bytes = %ByteLen(export.bytes), "block device");
         }
         if settings.block.plain {
-            tracing::warn!(%endpoint, "NBD has no key: every client that reaches this address can read and write every export");
+            tracing::warn!(%endpoint, "NBD has no key: every client that reaches this address can read and \
+                write every export");
         }
     }
     if let Some(metrics) = &metrics {
@@ -130,7 +133,8 @@ pub fn run(args: Args) -> Result<i32> {
         if !warned && !settings.no_lock && settings.disk.is_none() && server.status().unlocked {
             warned = true;
             tracing::warn!(
-                "cannot lock memory, so the kernel may swap out what is lent; raise the limit (LimitMEMLOCK=infinity, or ulimit -l), or give --no-lock"
+                "cannot lock memory, so the kernel may swap out what is lent; raise the limit \
+                 (LimitMEMLOCK=infinity, or ulimit -l), or give --no-lock"
             );
         }
     };
@@ -184,7 +188,8 @@ fn pressure_files(goes_on: bool) -> Vec<PathBuf> {
 fn read_tenants_again(server: &RunningServer, file: &Path) {
     match tenants::load(file) {
         Ok(rules) => {
-            tracing::info!(file = %file.display(), tenants = rules.quotas.len(), "read the tenants file again");
+            tracing::info!(file = %file.display(), tenants = rules.quotas.len(), "read the tenants file \
+                again");
             server.set_tenants(rules);
         }
         Err(error) => {
@@ -213,7 +218,8 @@ fn allow_descriptors(connections: usize) {
         tracing::warn!(
             connections,
             descriptors,
-            "this process may open fewer descriptors (ulimit -n, or LimitNOFILE= of the service) than --max-connections needs: further connections wait until others end"
+            "this process may open fewer descriptors (ulimit -n, or LimitNOFILE= of the service) than \
+             --max-connections needs: further connections wait until others end"
         );
     }
 }

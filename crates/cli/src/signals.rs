@@ -169,8 +169,8 @@ impl Signals {
         self.before
     }
 
-    /// From now on, signals that are sent to the group are told from others. Called before programs start, and
-    /// again when they have started. A signal to the group in between reaches a program or not.
+    /// From now on, signals that are sent to the group are told from others. Called before programs start,
+    /// and again when they have started. A signal to the group in between reaches a program or not.
     pub fn watch_group(&mut self) {
         let next = Witness::start();
         let shown = |witness: &Option<Witness>| witness.as_ref().map_or(Mask::default(), Witness::pending);

@@ -177,7 +177,8 @@ fn waited(all: &StatsSnapshot, server: usize) -> Option<[u64; 2]> {
 fn not_needed(local: ByteLen, resident: ByteLen) -> String {
     if resident.0 > local.0 {
         format!(
-            "not needed: anonymous memory fitted; with files and shared memory, which are not managed, a process had {resident}"
+            "not needed: anonymous memory fitted; with files and shared memory, which are not managed, a \
+             process had {resident}"
         )
     } else {
         "not needed: the program fitted".to_owned()

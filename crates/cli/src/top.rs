@@ -69,7 +69,8 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     if !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_some_and(|kind| kind == "dumb") {
         bail!(
-            "the live view needs a terminal that can be drawn on (not TERM=dumb); `rampool top --once` prints one table"
+            "the live view needs a terminal that can be drawn on (not TERM=dumb); `rampool top --once` \
+             prints one table"
         );
     }
     // Before any thread starts, so that a signal that ends this process leaves the terminal as it was.

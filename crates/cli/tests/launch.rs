@@ -211,7 +211,7 @@ fn limit(what: libc::__rlimit_resource_t, most: u64) {
     assert_eq!(done, 0);
 }
 
-// --- programs -----------------------------------------------------------------------------------------------------------------------------
+// --- programs ----------------------------------------------------------------------------------------------
 
 /// # Safety
 /// No other rank may use the word during the call.
@@ -1258,7 +1258,7 @@ fn fail(shared: &Shared, how: &str) {
     }
 }
 
-// --- tests --------------------------------------------------------------------------------------------------------------------------------
+// --- tests -------------------------------------------------------------------------------------------------
 
 const PROTOCOLS: [&str; 6] = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"];
 
@@ -1672,7 +1672,8 @@ fn the_key_of_a_run_is_nowhere_but_in_its_ranks() {
     std::fs::write(&hosts, "localhost\n").unwrap();
     let here = dir.path().display();
     let say = format!(
-        "echo \"$RAMPOOL_RUN_KEY\" > {here}/$RAMPOOL_RANK; ls -lR {here} > {here}/list.$RAMPOOL_RANK; cat > {here}/input.$RAMPOOL_RANK"
+        "echo \"$RAMPOOL_RUN_KEY\" > {here}/$RAMPOOL_RANK; ls -lR {here} > {here}/list.$RAMPOOL_RANK; cat > \
+         {here}/input.$RAMPOOL_RANK"
     );
     let launch = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
@@ -1763,7 +1764,8 @@ fn ranks_meet_over_a_remote_shell() {
 fn a_run_that_fails_on_other_machines_is_told_in_one_message_too() {
     let dir = tempfile::tempdir().unwrap();
     let (shell, hosts) = (dir.path().join("shell"), dir.path().join("hosts"));
-    let as_ssh = "import subprocess, sys; code = subprocess.call(['sh', '-c', sys.argv[1]]); sys.exit(255 if code < 0 else code)";
+    let as_ssh = "import subprocess, sys; code = subprocess.call(['sh', '-c', sys.argv[1]]); sys.exit(255 if \
+        code < 0 else code)";
     std::fs::write(&shell, format!("exec python3 -c \"{as_ssh}\" \"$2\"\n")).unwrap();
     std::fs::write(&hosts, "localhost\n127.0.0.1\nlocalhost\n").unwrap();
     let cases: [(&str, &str, i32); 5] = [

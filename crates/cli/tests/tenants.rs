@@ -266,9 +266,9 @@ fn resident_bytes(pid: u32) -> u64 {
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// Tenants do their worst: half of their connections take no answers, the others send a large put but for its
-/// last byte. The server uses no more memory than the guide states, as the kernel counts it, and lends what it
-/// has promised.
+/// Tenants do their worst: half of their connections take no answers, the others send a large put but for
+/// its last byte. The server uses no more memory than the guide states, as the kernel counts it, and
+/// lends what it has promised.
 #[test]
 fn a_server_full_of_the_worst_tenants_uses_what_the_guide_states() {
     use rampool_net::transport::{Link, LocalPolicy, Received, Urgency, connect};

@@ -18,8 +18,8 @@
 //! has a [`Direct`] of its own. Regions live until a member frees them or the lease's last member leaves.
 //! Memory that is paged is handed over as a copy (`rampool::region::Region::hand_over`); pages of a pool by
 //! writing everything back, and then opening the region ([`Direct::open_pages`]); one that is open is handed
-//! back by adopting it ([`Direct::into_pool`], [`Pool::adopt_region`]). Nothing keeps a pager's copies and direct access in step
-//! while both use a region.
+//! back by adopting it ([`Direct::into_pool`], [`Pool::adopt_region`]). Nothing keeps a pager's copies and
+//! direct access in step while both use a region.
 //!
 //! **Order.** Operations of one `Direct` that touch the same byte take effect in the order in which they were
 //! started, waited for or not (one that writes where another still reads waits for that at the servers
@@ -122,7 +122,8 @@ pub enum DirectError {
     #[error("memory server {server} has no room for {operation}: {free} of the lease are free there")]
     Full { server: String, operation: Operation, free: ByteLen },
     #[error(
-        "memory server {server} sent damaged bytes twice in a row ({operation}): they differ from what was stored"
+        "memory server {server} sent damaged bytes twice in a row ({operation}): they differ from what was \
+         stored"
     )]
     Damaged { server: String, operation: Operation },
     #[error("cannot allocate {bytes} bytes for what the layout selects")]
@@ -518,7 +519,7 @@ impl Direct {
         self.pool.free_region(region.region);
     }
 
-    // --- bytes --------------------------------------------------------------------------------------------------------------------------
+    // --- bytes ---------------------------------------------------------------------------------------------
 
     /// Reads `buffer.len()` bytes from `offset` on.
     ///
@@ -804,7 +805,8 @@ impl Direct {
         result.map(|()| buffer)
     }
 
-    /// Waits until an operation has ended, but not beyond `deadline`; whether it has. [`Direct::wait`] then returns at once.
+    /// Waits until an operation has ended, but not beyond `deadline`; whether it has.
+    /// [`Direct::wait`] then returns at once.
     pub fn wait_until(&mut self, pending: &Pending, deadline: Instant) -> bool {
         self.ended_by(pending.token, deadline)
     }
@@ -897,7 +899,7 @@ impl Direct {
         Ok(token)
     }
 
-    // --- elements -----------------------------------------------------------------------------------------------------------------------
+    // --- elements ------------------------------------------------------------------------------------------
 
     /// Reads one number.
     ///
@@ -1072,7 +1074,7 @@ impl Direct {
         Ok(T::from_bits(bits))
     }
 
-    // --- columns ------------------------------------------------------------------------------------------------------------------------
+    // --- columns -------------------------------------------------------------------------------------------
 
     /// How many elements of the column count.
     ///
@@ -1237,7 +1239,7 @@ impl Direct {
         }
     }
 
-    // --- under the hood -----------------------------------------------------------------------------------------------------------------
+    // --- under the hood ------------------------------------------------------------------------------------
 
     /// A server that sends an invalid answer is lost.
     fn odd(&self, server: ServerIndex, operation: Operation, what: impl ToString) -> DirectError {

@@ -11,9 +11,9 @@
 //!   stats      counters that other threads may read
 //! ```
 //!
-//! Read `error`, then `rampool_session`'s first page, then `pool`: [`pool::Pool::fetch`] down through `shell`, which
-//! carries what the session machine orders, and `server`, which makes and takes in the bytes of frames. `direct`
-//! stands on it: a layout becomes requests in `pool/direct`. Decisions are not made here.
+//! Read `error`, then `rampool_session`'s first page, then `pool`: [`pool::Pool::fetch`] down through
+//! `shell`, which carries what the session machine orders, and `server`, which makes and takes in the bytes
+//! of frames. `direct` stands on it: a layout becomes requests in `pool/direct`. Decisions are not made here.
 
 pub mod direct;
 pub mod error;

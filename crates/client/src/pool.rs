@@ -629,7 +629,8 @@ impl Pool {
         let link = connect(endpoint, local, Instant::now() + config.connect_deadline).map_err(fail)?;
         if reach.same_host == SameHost::Rings && link.means() == Means::UNIX_SOCKET {
             return Err(refuse(
-                "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); was it started with --no-rings?"
+                "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); \
+                 was it started with --no-rings?"
                     .into(),
             ));
         }

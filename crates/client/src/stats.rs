@@ -1,7 +1,8 @@
 //! Counters that others may watch while a pager runs.
 //!
-//! They lie in one [`StatsPage`], plain 64-bit words: in private memory for a library user, in a file in shared memory for `rampool run`, so that `rampool
-//! top` and the summary read them without disturbing the program. One thread writes, anyone reads; every number only grows, except where marked.
+//! They lie in one [`StatsPage`], plain 64-bit words: in private memory for a library user, in a file in
+//! shared memory for `rampool run`, so that `rampool top` and the summary read them without disturbing the
+//! program. One thread writes, anyone reads; every number only grows, except where marked.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -18,7 +19,8 @@ pub const SERVERS_TOLD: usize = 16;
 /// Times, counted in [`LATENCY_BUCKETS`] buckets.
 pub type Times = [u64; LATENCY_BUCKETS];
 
-/// The time below which `share` (0 to 1) of the times lie, as the upper end of its bucket, in nanoseconds; 0 without any.
+/// The time below which `share` (0 to 1) of the times lie, as the upper end of its bucket, in
+/// nanoseconds; 0 without any.
 #[must_use]
 pub fn quantile_ns(times: &Times, share: f64) -> u64 {
     let mut left = times.iter().sum::<u64>() as f64 * share;
@@ -43,26 +45,29 @@ pub fn add_times(to: &mut Times, more: &Times) {
 }
 
 macro_rules! counters {
-    ($(#[doc = $doc:literal] $name:ident),* $(,)?) => {
-        /// The layout is part of the protocol between an agent and the `rampool` binary of the same version ([`StatsPage::VERSION`]).
+    ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
+        /// The layout is part of the protocol between an agent and the `rampool` binary of the same
+        /// version ([`StatsPage::VERSION`]).
         #[repr(C)]
         #[derive(Debug)]
         pub struct StatsPage {
             /// [`StatsPage::VERSION`], written last at creation.
             pub version: AtomicU64,
-            $(#[doc = $doc] pub $name: AtomicU64,)*
+            $($(#[doc = $doc])+ pub $name: AtomicU64,)*
             /// Time from reading a fault to the page being there.
             pub fault_latency: [AtomicU64; LATENCY_BUCKETS],
-            /// For each server, in the order of the lease: from asking it for pages that a thread waits for until they are there.
+            /// For each server, in the order of the lease: from asking it for pages that a thread
+            /// waits for until they are there.
             pub server_latency: [[AtomicU64; LATENCY_BUCKETS]; SERVERS_TOLD],
-            /// Of `waited_ns`: what more local memory would have avoided, in buckets of more pages ([`bucket_of`]).
+            /// Of `waited_ns`: what more local memory would have avoided, in buckets of more
+            /// pages ([`bucket_of`]).
             pub avoidable_ns: [AtomicU64; BUCKETS],
         }
 
         /// The counters at one moment.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct StatsSnapshot {
-            $(#[doc = $doc] pub $name: u64,)*
+            $($(#[doc = $doc])+ pub $name: u64,)*
             pub fault_latency: Times,
             pub server_latency: [Times; SERVERS_TOLD],
             pub avoidable_ns: [u64; BUCKETS],
@@ -175,11 +180,14 @@ counters! {
     busy_pages,
     /// Installs put off because the program was changing its mappings.
     deferred_installs,
-    /// Pages that were to be filled with zeroes, and were there: given up by the program and not taken away yet, or made by the kernel.
+    /// Pages that were to be filled with zeroes, and were there: given up by the program and not taken away
+    /// yet, or made by the kernel.
     pages_there,
-    /// Pages that the program had not given up, and that were gone when they were to leave. Never, unless something is broken.
+    /// Pages that the program had not given up, and that were gone when they were to leave. Never,
+    /// unless something is broken.
     vanished_pages,
-    /// Pages that the program had not given up, and that were gone when a thread came to them. Never, unless something is broken.
+    /// Pages that the program had not given up, and that were gone when a thread came to them. Never,
+    /// unless something is broken.
     missing_pages,
     /// Pages that were mapped where their content was to be put. Never, unless something is broken.
     refused_contents,
@@ -201,7 +209,8 @@ counters! {
     missed_pages,
     /// Pages stored at the servers, in whole stripes (a level).
     stored_pages,
-    /// Copies of pages that there should be, and are not: at servers that are lost or absent, or have missed them (a level).
+    /// Copies of pages that there should be, and are not: at servers that are lost or absent, or
+    /// have missed them (a level).
     lacking_pages,
     /// Those servers, of the first 64, that are lost or absent: a bit each (a level; means nothing in sums).
     lost_mask,
@@ -212,7 +221,8 @@ impl StatsPage {
     pub const VERSION: u64 = 8;
 }
 
-/// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
+/// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping
+/// that is never unmapped.
 #[derive(Clone, Copy, Debug)]
 pub struct PagerStats {
     page: &'static StatsPage,
@@ -259,7 +269,8 @@ impl PagerStats {
         );
     }
 
-    /// What the pool counts: bytes from and to all of its servers, pages read in place, and how long a thread waited for each server.
+    /// What the pool counts: bytes from and to all of its servers, pages read in place, and how long a
+    /// thread waited for each server.
     pub fn pool(
         &self,
         received_bytes: u64,
@@ -357,7 +368,8 @@ fn add(counter: &AtomicU64, more: u64) {
 }
 
 impl StatsSnapshot {
-    /// Reads what a [`StatsPage`] of this version looks like in a file. `None` for anything else, and for a page that is just being made.
+    /// Reads what a [`StatsPage`] of this version looks like in a file. `None` for anything else, and for a
+    /// page that is just being made.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<StatsPage>() {

@@ -100,11 +100,13 @@ enum BeginError {
     #[error("{0}")]
     Shared(#[from] SharedError),
     #[error(
-        "link with the shared library librampool.so: variables of a static one would be taken for the program's"
+        "link with the shared library librampool.so: variables of a static one would be taken for the \
+         program's"
     )]
     Static,
     #[error(
-        "protocol ibec hands over only what is written under a lock, but CREATE hands over everything: choose another (RAMPOOL_PROTOCOL)"
+        "protocol ibec hands over only what is written under a lock, but CREATE hands over everything: \
+         choose another (RAMPOOL_PROTOCOL)"
     )]
     Ibec,
     #[error("cannot map malloc memory at {HEAP_BASE:#x}: {0}")]
@@ -305,7 +307,8 @@ impl Parmacs {
         let more = names.len().saturating_sub(MOST_NAMES);
         let more = if more == 0 { String::new() } else { format!(" and {more} more") };
         say_line(&format!(
-            "rampool: some processes changed the variables {}{more} after CREATE, and the others did not see it: put into G_MALLOC memory what they are to share",
+            "rampool: some processes changed the variables {}{more} after CREATE, and the others did not see \
+             it: put into G_MALLOC memory what they are to share",
             names[..names.len().min(MOST_NAMES)].join(", ")
         ));
     }
@@ -345,7 +348,8 @@ impl Parmacs {
             let (ranks, running) = (shared.ranks(), self.get(CREATED) - self.get(ENDED));
             shared.unlock(CONTROL)?;
             return Ok(Err(format!(
-                "{count} more processes are wanted, but the run has {ranks} and {} of them are in use: start it with `rampool launch -n {}`",
+                "{count} more processes are wanted, but the run has {ranks} and {} of them are in use: start \
+                 it with `rampool launch -n {}`",
                 running + 1,
                 running + 1 + u64::from(count)
             )));
@@ -388,7 +392,8 @@ impl Parmacs {
         if !self.warned.swap(true, Ordering::Relaxed) {
             for at in self.data.pointers_to_stack() {
                 say_line(&format!(
-                    "rampool: CREATE: the variable at {at:#x} points to a local variable, which created processes do not have"
+                    "rampool: CREATE: the variable at {at:#x} points to a local variable, which created \
+                     processes do not have"
                 ));
             }
         }
@@ -540,7 +545,7 @@ fn parmacs() -> &'static Parmacs {
     })
 }
 
-// --- the program's beginning and end --------------------------------------------------------------------------------------------------------
+// --- the program's beginning and end -----------------------------------------------------------------------
 
 /// Called before `main`, by what MAIN_ENV expands to. Returns in rank 0 only.
 ///
@@ -627,7 +632,7 @@ pub extern "C" fn rampool_parmacs_clock() -> u64 {
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-// --- memory ---------------------------------------------------------------------------------------------------------------------------------
+// --- memory ------------------------------------------------------------------------------------------------
 
 /// Shared memory. `home`: the rank to be its home, modulo the number of ranks, or -1.
 #[unsafe(no_mangle)]
@@ -766,7 +771,7 @@ pub unsafe extern "C" fn rampool_parmacs_strdup(text: *const c_char) -> *mut c_c
     copy.cast()
 }
 
-// --- synchronisation ------------------------------------------------------------------------------------------------------------------------
+// --- synchronisation ---------------------------------------------------------------------------------------
 
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_parmacs_lock(lock: *const c_void) {
@@ -1017,7 +1022,7 @@ pub unsafe extern "C" fn rampool_parmacs_getsub(
     })
 }
 
-// --- atomic words ---------------------------------------------------------------------------------------------------------------------------
+// --- atomic words ------------------------------------------------------------------------------------------
 
 fn atomic(what: &str, word: *mut c_void, width: usize, op: AtomicOp) -> u64 {
     let parmacs = parmacs();

@@ -18,11 +18,13 @@ const MOST_UNDER_WAY: u32 = 256;
 #[non_exhaustive]
 pub enum RingError {
     #[error(
-        "io_uring is not available ({0}); in a container its system calls may be forbidden, and kernel.io_uring_disabled must be 0"
+        "io_uring is not available ({0}); in a container its system calls may be forbidden, and \
+         kernel.io_uring_disabled must be 0"
     )]
     Unavailable(#[source] io::Error),
     #[error(
-        "the kernel refuses the memory that io_uring would pin ({0}); the right to lock memory is too small (ulimit -l, LimitMEMLOCK)"
+        "the kernel refuses the memory that io_uring would pin ({0}); the right to lock memory is too small \
+         (ulimit -l, LimitMEMLOCK)"
     )]
     Memory(#[source] io::Error),
     #[error("this kernel's io_uring does not send without a copy (Linux 6.2 does)")]

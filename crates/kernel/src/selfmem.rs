@@ -22,7 +22,8 @@ pub enum SelfMemoryError {
     Open(std::io::Error),
     /// The kernel was started with `proc_mem.force_override=never` or built so.
     #[error(
-        "the kernel does not allow writes to protected memory through /proc/self/mem (proc_mem.force_override)"
+        "the kernel does not allow writes to protected memory through /proc/self/mem \
+         (proc_mem.force_override)"
     )]
     NoForce,
     #[error(transparent)]

@@ -20,7 +20,8 @@ pub fn ours() -> u32 {
     OURS.load(Ordering::Relaxed)
 }
 
-/// Whether the program has one thread now, apart from ours and the calling one. False where /proc does not say.
+/// Whether the program has one thread now, apart from ours and the calling one. False where
+/// /proc does not say.
 #[must_use]
 pub fn program_has_one() -> bool {
     use std::os::unix::fs::MetadataExt;

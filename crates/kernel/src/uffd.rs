@@ -395,8 +395,8 @@ impl Uffd {
         self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_ZEROPAGE), &mut arg) == Err(libc::EAGAIN)
     }
 
-    /// Whether the page at `address`, of a private mapping, is registered with a context; `None` if a change of
-    /// mappings is under way, or the process has ended.
+    /// Whether the page at `address`, of a private mapping, is registered with a context; `None` if a change
+    /// of mappings is under way, or the process has ended.
     #[must_use]
     pub fn is_registered(&self, address: usize) -> Option<bool> {
         // The kernel refuses this for private memory, after it has looked for the mapping.

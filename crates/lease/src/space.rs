@@ -435,9 +435,9 @@ impl LeaseSpace {
         Ok(self.clone_some(member, region, usize::MAX)?.expect("without a bound all is done"))
     }
 
-    /// The same in at most so many steps; call it again until it is a region. It is of the moment of the first
-    /// call. A member has one such clone at a time; it is given up when the region is freed or the member
-    /// leaves or reconnects.
+    /// The same in at most so many steps; call it again until it is a region. It is of the moment of the
+    /// first call. A member has one such clone at a time; it is given up when the region is freed or the
+    /// member leaves or reconnects.
     ///
     /// # Errors
     /// [`SpaceError`]; what there is of the clone is given up.
@@ -639,7 +639,8 @@ impl LeaseSpace {
         Ok(extents.is_empty())
     }
 
-    /// Frees every region of a member that is gone; it can have no more. [`LeaseSpace::bury`] frees the pages.
+    /// Frees every region of a member that is gone; it can have no more. [`LeaseSpace::bury`]
+    /// frees the pages.
     pub fn member_gone(&mut self, member: MemberId) {
         self.members.remove(&member);
         self.queues.member_gone(member);
@@ -682,7 +683,7 @@ impl LeaseSpace {
         }
     }
 
-    // --- queues -------------------------------------------------------------------------------------------------------------------------
+    // --- queues --------------------------------------------------------------------------------------------
 
     /// Opens the queue of this name, or makes it, with `bounds`, if there is none. Returns its number, the
     /// region of its bodies, and its bounds. To repeat it is harmless.

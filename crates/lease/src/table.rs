@@ -1,10 +1,10 @@
 //! Page tables: a region is a sparse map from chunk numbers to chunks of 512 pages. A copy-on-write clone
 //! copies the map and shares the chunks; a chunk is copied when one of its owners writes, and then its frames
-//! are shared. The map is copied in steps. What is about to change before its turn is copied first, so that the
-//! clone is of the moment when it began.
+//! are shared. The map is copied in steps. What is about to change before its turn is copied first, so that
+//! the clone is of the moment when it began.
 //!
-//! Invariants: `chunk.owners` = roots that name it, and clones that are being made; a frame is in `1 + shares[frame]` slots of all chunks;
-//! `used_bytes` counts every frame once.
+//! Invariants: `chunk.owners` = roots that name it, and clones that are being made; a frame is in `1 +
+//! shares[frame]` slots of all chunks; `used_bytes` counts every frame once.
 
 use super::FrameIndex;
 use super::rule::{Kept, TenantRule};
@@ -273,8 +273,8 @@ impl Tables {
         u64::from(partial(edges[0])) + u64::from(edges[1] != edges[0] && partial(edges[1]))
     }
 
-    /// Makes pages of the extent zero, in at most so many chunks; the cost grows with the chunks, not with the
-    /// length of the extent. Returns the first page that is left to do.
+    /// Makes pages of the extent zero, in at most so many chunks; the cost grows with the chunks, not with
+    /// the length of the extent. Returns the first page that is left to do.
     pub(super) fn discard(
         &mut self,
         root: &mut Root,

@@ -5,14 +5,17 @@
 //!                             ▲                      │
 //!                             └── what came of it ◀──┴───▶ work on the export: Read, Write, Zero, Status
 //! ```
-//! A [`Session`] is one connection. It speaks the fixed newstyle handshake and structured replies of the public specification
-//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>), and simple replies to clients that know no others.
+//! A [`Session`] is one connection. It speaks the fixed newstyle handshake and structured replies of the
+//! public specification (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>), and simple
+//! replies to clients that know no others.
 //!
-//! Commands are carried out one after the other, in the order in which they come: a flush is answered when every earlier write has been carried
-//! out, and so is a write that asks for it (FUA). The shell carries out work in pieces of at most [`SLICE_BYTES`] (data) or
-//! [`ZERO_SLICE_BYTES`] (no data), so that it can serve others between two pieces however long the command is.
+//! Commands are carried out one after the other, in the order in which they come: a flush is answered when
+//! every earlier write has been carried out, and so is a write that asks for it (FUA). The shell carries out
+//! work in pieces of at most [`SLICE_BYTES`] (data) or [`ZERO_SLICE_BYTES`] (no data), so that it can serve
+//! others between two pieces however long the command is.
 //!
-//! What this crate never does: hold bytes of a client, read a clock, perform I/O. Every byte of a client is hostile.
+//! What this crate never does: hold bytes of a client, read a clock, perform I/O. Every byte
+//! of a client is hostile.
 //!
 //! Read `session`: `handle` takes bytes and what came of work, `poll` gives bytes and work.
 
@@ -33,5 +36,6 @@ pub const MOST_PAYLOAD_BYTES: u32 = 32 << 20;
 pub const SLICE_BYTES: u32 = 256 << 10;
 /// The longest piece of a trim or of writing zeroes.
 pub const ZERO_SLICE_BYTES: u32 = 8 << 20;
-/// The most bytes that a session may need to see at once before it takes the first of them. The shell's buffer is at least as long.
+/// The most bytes that a session may need to see at once before it takes the first of them. The shell's
+/// buffer is at least as long.
 pub const LARGEST_UNIT_BYTES: usize = session::MOST_OPTION_BYTES + wire::OPTION_BYTES;

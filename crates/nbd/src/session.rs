@@ -15,14 +15,15 @@ pub use handshake::MOST_OPTION_BYTES;
 /// What happens to a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input<'a> {
-    /// Bytes of the client that it has not taken yet. How many of them it takes is the answer of [`Session::handle`]; 0 where it needs more of them first.
+    /// Bytes of the client that it has not taken yet. How many of them it takes is the answer of
+    /// [`Session::handle`]; 0 where it needs more of them first.
     Bytes(&'a [u8]),
     /// What an [`Output::Read`] has found: runs that together are as long as it.
     Found(&'a [Run]),
     /// An [`Output::Write`] or [`Output::Zero`] has been carried out.
     Done,
-    /// What an [`Output::Status`] has found, from its offset on: at least one extent, at most as many as were asked for, none of no length, and no more
-    /// bytes than were asked for.
+    /// What an [`Output::Status`] has found, from its offset on: at least one extent, at most as many as were
+    /// asked for, none of no length, and no more bytes than were asked for.
     Extents(&'a [StatusExtent]),
     /// The work on the export that was asked for last has failed.
     Failed(Failure),
@@ -30,7 +31,8 @@ pub enum Input<'a> {
     Draining,
 }
 
-/// What a session wants. After one of `Read`, `Write`, `Zero` and `Status` the next input but `Draining` is what came of it.
+/// What a session wants. After one of `Read`, `Write`, `Zero` and `Status` the next input but
+/// `Draining` is what came of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output<'a> {
     /// These bytes are for the client.
@@ -109,7 +111,8 @@ pub enum Violation {
 
 /// The server's side of one connection.
 ///
-/// Invariants: it holds no byte of the client; what it holds for the client is at most one answer, of at most [`crate::SLICE_BYTES`] and their heads.
+/// Invariants: it holds no byte of the client; what it holds for the client is at most one answer, of at most
+/// [`crate::SLICE_BYTES`] and their heads.
 #[derive(Debug)]
 pub struct Session {
     exports: Arc<Exports>,
@@ -170,7 +173,8 @@ impl Session {
         Self { exports, phase: Phase::Handshake(Handshake::default()), outputs }
     }
 
-    /// Takes an input, and answers how many bytes it has taken of [`Input::Bytes`]. Outputs follow; all of them are to be taken before the next input.
+    /// Takes an input, and answers how many bytes it has taken of [`Input::Bytes`]. Outputs follow; all of
+    /// them are to be taken before the next input.
     ///
     /// # Panics
     /// If outputs were left, or the input does not answer the output that asked for it.

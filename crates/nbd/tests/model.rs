@@ -1,5 +1,6 @@
-//! A random client talks to the session over a connection that cuts its bytes anywhere, about a disk in memory that sometimes fails. Every command gets
-//! one answer, in order, and every answer says what a plain array of bytes would.
+//! A random client talks to the session over a connection that cuts its bytes anywhere, about a disk in
+//! memory that sometimes fails. Every command gets one answer, in order, and every answer says what a
+//! plain array of bytes would.
 
 use proptest::prelude::*;
 use rampool_nbd::{
@@ -190,7 +191,7 @@ impl Shell {
     }
 }
 
-// --- the client ---------------------------------------------------------------------------------------------------------------------
+// --- the client --------------------------------------------------------------------------------------------
 
 /// Takes numbers from the front of what the session has sent.
 struct Reply<'a>(&'a [u8]);
@@ -579,7 +580,7 @@ proptest! {
     }
 }
 
-// --- the handshake ------------------------------------------------------------------------------------------------------------------
+// --- the handshake -----------------------------------------------------------------------------------------
 
 fn shaking() -> Shell {
     let mut shell = Shell::new(&exports(DISK_BYTES), Disk::new(DISK_BYTES));

@@ -2,8 +2,8 @@
 //!
 //! To wake a CPU that is at rest costs two microseconds on some machines and fifty on others, virtual ones
 //! above all. To look costs nothing while nobody else wants the CPU, and a time slice of milliseconds where
-//! somebody does: a thread that yields stays in the run queue behind the others, while a sleeping one is woken
-//! for the event. No constant tells these apart, so both are [tried](crate::two_ways).
+//! somebody does: a thread that yields stays in the run queue behind the others, while a sleeping one is
+//! woken for the event. No constant tells these apart, so both are [tried](crate::two_ways).
 //!
 //! Looking is for what comes soon: it ends after `most`, and does not begin while most waits take longer
 //! (competitive spinning: Karlin, Li, Manasse, Owicki, SOSP '91).

@@ -93,7 +93,8 @@ pub enum KeyError {
     #[error("key file {path} can be read by others (mode {mode:o}); run: chmod 600 {path}")]
     Readable { path: PathBuf, mode: u32 },
     #[error(
-        "{path} is no key file: it must hold 64 hexadecimal digits, before them the name and the generation of a tenant if it is one's"
+        "{path} is no key file: it must hold 64 hexadecimal digits, before them the name and the generation \
+         of a tenant if it is one's"
     )]
     Malformed { path: PathBuf },
     #[error("this is the key of tenant {0}; keys of tenants are derived from the master key")]
@@ -301,8 +302,8 @@ mod tests {
     fn each_name_and_generation_has_a_key_of_its_own() {
         let master = Key::from_bytes([7; KEY_BYTES]);
         let alice = master.derive(tenant("alice", 1)).unwrap();
-        // Fixed for ever: files of tenants are older than the servers that they come to. Computed with Python's
-        // hmac, as RFC 5869 has it.
+        // Fixed for ever: files of tenants are older than the servers that they come to. Computed with
+        // Python's hmac, as RFC 5869 has it.
         assert_eq!(alice.to_hex(), "9835e2493ef66561859ceeb24c688b078d47f95d9629028ed8844156b3e046b5");
         let others = [tenant("alice", 2), tenant("alicf", 1), tenant("alic", 1), tenant("bob", 1)];
         for other in others {

@@ -11,8 +11,8 @@
 //!   adaptive_spin  whether to poll or to sleep ---> two_ways, which tries both
 //! ```
 //!
-//! Start with the first page of `transport`: `handshake`, `link`, then `means`, and the transports, a file each.
-//! `adaptive_spin` and `registration` are independent of it. Nothing here knows what a frame means.
+//! Start with the first page of `transport`: `handshake`, `link`, then `means`, and the transports, a file
+//! each. `adaptive_spin` and `registration` are independent of it. Nothing here knows what a frame means.
 
 pub mod adaptive_spin;
 pub mod blocks;

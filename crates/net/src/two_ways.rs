@@ -12,8 +12,8 @@ const SOON: u32 = 256;
 const LATEST: u32 = 1 << 15;
 /// No delay is longer: the program wanted nothing.
 const REST: Duration = Duration::from_millis(20);
-/// The second way must be better by one part in so many. Two sides that wait for each other, each with a choice
-/// of its own, would otherwise talk each other into it.
+/// The second way must be better by one part in so many. Two sides that wait for each other, each with a
+/// choice of its own, would otherwise talk each other into it.
 const MARGIN: u64 = 2;
 /// So many times as long as they were, waits ask for a trial at once.
 const WORSE: u64 = 4;

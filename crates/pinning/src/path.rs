@@ -37,7 +37,8 @@ pub enum NoZeroCopy {
     #[error("zero copy was not faster than copying at any measured length")]
     Slower,
     #[error(
-        "the kernel does not send by zero copy here: a Unix socket, shared memory, no io_uring, or no more memory may be locked (ulimit -l)"
+        "the kernel does not send by zero copy here: a Unix socket, shared memory, no io_uring, or no more \
+         memory may be locked (ulimit -l)"
     )]
     Missing,
 }

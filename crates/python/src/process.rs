@@ -30,7 +30,8 @@ impl<T> Own<T> {
         if std::process::id() == self.process {
             return Ok(());
         }
-        let text = "this process is a forked child, and the pool belongs to its parent: call rampool.connect here, or use the start method \"spawn\" or \"forkserver\"";
+        let text = "this process is a forked child, and the pool belongs to its parent: call rampool.connect \
+            here, or use the start method \"spawn\" or \"forkserver\"";
         Err(own("ForkError", text.to_owned()))
     }
 
@@ -49,8 +50,9 @@ impl<T> Drop for Own<T> {
     }
 }
 
-/// What a program drops without closing it leaves its lease too, so that the servers need not wait until they
-/// give its members up. Takes `close`, which may wait for a server; the interpreter is left to others meanwhile.
+/// What a program drops without closing it leaves its lease too, so that the servers need not
+/// wait until they give its members up. Takes `close`, which may wait for a server; the
+/// interpreter is left to others meanwhile.
 pub fn close_at_drop(close: impl FnOnce(Python<'_>)) {
     // Where the interpreter is about to end, `rampool` has closed its pools, which close all.
     Python::try_attach(close);

@@ -61,8 +61,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Calls `f` without the interpreter. Signals are looked for while it waits; what their handler raises ends
-    /// the run, since an operation of several ranks cannot be taken back.
+    /// Calls `f` without the interpreter. Signals are looked for while it waits; what their handler raises
+    /// ends the run, since an operation of several ranks cannot be taken back.
     fn call<T: Send>(
         &self,
         py: Python<'_>,

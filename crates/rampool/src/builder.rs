@@ -42,7 +42,8 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     (
         "fault-mode",
         "auto|uffd|uffd-user|segv|in-thread",
-        "how page faults are caught (default auto: the best that this machine allows; in-thread never by itself)",
+        "how page faults are caught (default auto: the best that this machine allows; in-thread never by \
+         itself)",
     ),
     ("name", "TEXT", "what the servers show people (default: the program's name)"),
     ("key-file", "PATH", "the key shared with the servers"),
@@ -55,12 +56,14 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     (
         "same-host",
         "auto|rings|socket",
-        "how servers named unix:PATH are reached: rings of shared memory, or their socket (default auto: rings where they can)",
+        "how servers named unix:PATH are reached: rings of shared memory, or their socket (default auto: \
+         rings where they can)",
     ),
     (
         "zero-copy",
         "auto|off|AMOUNT",
-        "from how many bytes on the direct view sends without a copy (default auto: as measured, never to this machine or encrypted)",
+        "from how many bytes on the direct view sends without a copy (default auto: as measured, never to \
+         this machine or encrypted)",
     ),
     ("pinned", "AMOUNT", "the most memory that is kept pinned for sending without a copy (default 64M)"),
     ("stripe", "AMOUNT", "consecutive bytes on one server, a power of two (default 256K)"),

@@ -8,8 +8,8 @@
 //! up, the fallback answers them: what is absent is lost, and an access to it a SIGBUS.
 //!
 //! The fallback reads nothing from a context while the agent lives. Between the moment when the agent has a
-//! context and the moment when it has handed it over lie a few microseconds: reading the event is what lets the
-//! child run. A parent that is killed in between leaves a child that reads zeroes, unless it was made by
+//! context and the moment when it has handed it over lie a few microseconds: reading the event is what lets
+//! the child run. A parent that is killed in between leaves a child that reads zeroes, unless it was made by
 //! `fork(3)`, asks for its memory first, and ends because it gets no answer.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -201,7 +201,8 @@ impl Orphan {
         }
         if !std::mem::replace(&mut self.told, true) {
             say(&format!(
-                "rampool: process {thread} could not take over its memory from process {}, which served it and has ended: what it lacks is lost (SIGBUS)",
+                "rampool: process {thread} could not take over its memory from process {}, which served it \
+                 and has ended: what it lacks is lost (SIGBUS)",
                 self.parent
             ));
         }

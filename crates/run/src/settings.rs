@@ -172,7 +172,8 @@ impl Settings {
         std::fs::metadata(Self::path(run_dir)).ok()?.modified().ok()
     }
 
-    /// Says which servers are silent, as far as the run's processes know, so that new ones do not wait for them.
+    /// Says which servers are silent, as far as the run's processes know, so that new ones do
+    /// not wait for them.
     ///
     /// # Errors
     /// [`SettingsError::Io`].

@@ -61,7 +61,8 @@ pub(crate) struct Blocks {
     exports: Arc<Exports>,
     disks: Vec<Arc<Disk>>,
     threads: Vec<Mailbox>,
-    /// Connections, and the most there may be: the rest of the server's places are for clients that prove a key.
+    /// Connections, and the most there may be: the rest of the server's places are for clients
+    /// that prove a key.
     places: AtomicUsize,
     most_places: usize,
     failed_handshakes: AtomicU64,

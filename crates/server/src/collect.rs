@@ -327,8 +327,8 @@ pub(super) fn lies_plain(shared: &Shared, page: Option<StoredPage>, piece: Piece
     Some((Place { ptr, len: piece.len }, crc))
 }
 
-/// Copies a part of a window of many small runs behind the bytes in `buffer`. False, with no effect, where it is
-/// none, or a page is packed. As [`copy_rows`].
+/// Copies a part of a window of many small runs behind the bytes in `buffer`. False, with no effect, where it
+/// is none, or a page is packed. As [`copy_rows`].
 pub(super) fn copy_small_runs(
     shared: &Shared,
     view: &mut View<'_>,
@@ -387,9 +387,9 @@ unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes of a window, those behind the first `done`, behind those in `buffer`, which has room for
-/// them. False, with no effect, where a page is not plain. Call it while the lease of the view is locked, and
-/// with a window within the region.
+/// Copies `len` bytes of a window, those behind the first `done`, behind those in `buffer`, which has room
+/// for them. False, with no effect, where a page is not plain. Call it while the lease of the view is locked,
+/// and with a window within the region.
 fn copy_rows(
     slabs: &Slabs,
     view: &mut View<'_>,

@@ -87,7 +87,8 @@ pub struct ServerConfig {
     pub copy_to: Vec<Endpoint>,
     /// Quotas of tenants, and keys that are revoked.
     pub tenants: Rules,
-    /// Where the kernel says how long tasks wait for memory (PSI). While that is long, new leases are refused.
+    /// Where the kernel says how long tasks wait for memory (PSI). While that is long, new
+    /// leases are refused.
     pub pressure: Vec<PathBuf>,
     /// Block devices for clients of NBD.
     pub block: BlockConfig,
@@ -161,7 +162,8 @@ pub enum StartError {
     )]
     KeyNeeded(Endpoint),
     #[error(
-        "{0}: UCX trusts its peers, so any client can end this server and lose the pages of all others. If you trust every client that can reach it, add --ucx-clients trusted"
+        "{0}: UCX trusts its peers, so any client can end this server and lose the pages of all others. If \
+         you trust every client that can reach it, add --ucx-clients trusted"
     )]
     UcxClients(Endpoint),
     #[error("encryption needs a key (rampool key FILE, then --key-file FILE)")]
@@ -173,7 +175,8 @@ pub enum StartError {
     #[error("there is an export and no address for NBD to serve it at (--nbd unix:PATH)")]
     NoBlockEndpoint,
     #[error(
-        "NBD at {0} can be reached from other machines, and NBD has no key; let nbdkit with TLS stand in front of it, or say --nbd-plain on a network that you trust"
+        "NBD at {0} can be reached from other machines, and NBD has no key; let nbdkit with TLS stand in \
+         front of it, or say --nbd-plain on a network that you trust"
     )]
     PlainBlock(Endpoint),
     #[error(transparent)]

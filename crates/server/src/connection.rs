@@ -1,7 +1,7 @@
 //! One client's connection: requests in, replies out.
 //!
-//! Here is what all requests have in common: the connection, and what goes on with the next turn. `requests` has
-//! the table of requests, and the other files how each kind is handled.
+//! Here is what all requests have in common: the connection, and what goes on with the next turn. `requests`
+//! has the table of requests, and the other files how each kind is handled.
 
 mod copies;
 mod edit;
@@ -541,8 +541,8 @@ impl Connection {
         }
     }
 
-    /// Whether its member has reconnected on another connection, as far as that can be seen without waiting for
-    /// the lease.
+    /// Whether its member has reconnected on another connection, as far as that can be seen
+    /// without waiting for the lease.
     pub(super) fn is_replaced(&self) -> bool {
         let is_replaced = |membership: &Membership| {
             Some(

@@ -15,8 +15,8 @@
 //! wire, or keep a page for a client that did not come back within the grace time.
 //!
 //! Read `shard` first: `run`, `serve`, `turn`. Then `connection`: a request is a `Work` of steps; and in it
-//! `requests`: `receive` takes a frame, `Entry::of` is the table of who handles it. Each kind of request has a
-//! file there; `pages` is the simplest. The other threads, and `store`, are read on their own.
+//! `requests`: `receive` takes a frame, `Entry::of` is the table of who handles it. Each kind of request has
+//! a file there; `pages` is the simplest. The other threads, and `store`, are read on their own.
 
 pub mod block;
 mod closer;

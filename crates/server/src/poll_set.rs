@@ -70,8 +70,8 @@ impl PollSet {
         &self.listeners[index]
     }
 
-    /// Connections are accepted from now on, or stay in the kernel until this is called again: it would report
-    /// them again and again.
+    /// Connections are accepted from now on, or stay in the kernel until this is called again: it would
+    /// report them again and again.
     pub(crate) fn listen(&mut self, listens: bool) {
         if self.is_deaf != listens {
             return;

@@ -73,7 +73,9 @@ fn look_at_pressure(shared: &Shared, pressure: &mut Pressure) {
         shared.config.pressure.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
     match pressure.hear(texts.iter().map(String::as_str)) {
         Some(true) => tracing::warn!(
-            "this machine is short of memory: programs wait for it (PSI). No new leases are given until that is over. Lend less, or stop this server (SIGTERM): it tells its clients and waits for them to leave"
+            "this machine is short of memory: programs wait for it (PSI). No new leases are given until that \
+             is over. Lend less, or stop this server (SIGTERM): it tells its clients and waits for them to \
+             leave"
         ),
         Some(false) => tracing::info!("memory is not short any more: leases are given again"),
         None => return,

@@ -3,8 +3,8 @@
 //! After work it looks for more for a short while before it sleeps, because a wake-up costs more than a
 //! request. What came for several requests or connections by then is answered in one go.
 //!
-//! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to do,
-//! those whose handshake goes on as if they were one tenant more.
+//! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to
+//! do, those whose handshake goes on as if they were one tenant more.
 
 use super::block::Blocks;
 use super::connection::{Connection, End, Service, Turn};

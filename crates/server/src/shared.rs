@@ -278,8 +278,8 @@ impl Shared {
         self.post(posts);
     }
 
-    /// Fetches the replies of a lease's queues while the lease is locked. Frames of released bodies go back to
-    /// the store.
+    /// Fetches the replies of a lease's queues while the lease is locked. Frames of released
+    /// bodies go back to the store.
     pub(super) fn collect(&self, space: &mut LeaseSpace, posts: &mut Posts) {
         let mut released = Vec::new();
         while let Some(output) = space.poll_queues(&mut released) {
@@ -327,8 +327,8 @@ impl Shared {
         }
     }
 
-    /// Where a page's bytes are for sending, and how many: as stored, or unpacked if `compressed` ones may not
-    /// travel. The frame comes with a reference of its own.
+    /// Where a page's bytes are for sending, and how many: as stored, or unpacked if `compressed` ones may
+    /// not travel. The frame comes with a reference of its own.
     pub(super) fn present(
         &self,
         arena: usize,

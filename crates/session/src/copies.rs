@@ -6,9 +6,9 @@
 //! again meanwhile leaves it with the server's answer: a connection's changes are answered in their order, so
 //! the answer to a later one is not there yet.
 //!
-//! A piece must not bring back what was changed since it was read. So it begins only where no change of its pages is
-//! under way, is dropped if one is submitted before it is read, and is stored in the class of all changes: what is
-//! submitted later comes to the server later.
+//! A piece must not bring back what was changed since it was read. So it begins only where no change of its
+//! pages is under way, is dropped if one is submitted before it is read, and is stored in the class of all
+//! changes: what is submitted later comes to the server later.
 //!
 //! Which servers hold a page changes where one is *out*: it drains, or others take the place of a lost one
 //! ([`Copies::turn`]). Who holds a page from then on has missed it; who held it until then has it *left*, as
@@ -89,8 +89,9 @@ pub struct HandedOver {
 }
 
 impl HandedOver {
-    /// What a process asks for that is in another lease at some servers than the one that names it, or in another run of
-    /// them: what the names mean there is nothing of its own. The same for who gives back what was not taken.
+    /// What a process asks for that is in another lease at some servers than the one that names it,
+    /// or in another run of them: what the names mean there is nothing of its own. The same for who
+    /// gives back what was not taken.
     #[must_use]
     pub fn where_known(&self, is_known: impl Fn(ServerIndex) -> bool) -> Vec<RegionId> {
         let names = (0..).zip(&self.names);
@@ -478,7 +479,8 @@ impl Copies {
         missed.is_empty()
     }
 
-    /// The server is lost: what it has missed is of no interest, and what others have missed cannot come from it.
+    /// The server is lost: what it has missed is of no interest, and what others have missed
+    /// cannot come from it.
     pub fn forget(&mut self, server: ServerIndex) {
         if let Some(target) = self.targets.get_mut(server.as_usize()) {
             target.behind = false;
@@ -534,8 +536,8 @@ impl Copies {
         (target.region, target.page) = (target.region, target.page).min((of, 0));
     }
 
-    /// The next piece for a server, of at most so many pages, as long as a pass lasts. `takes`: whether this part can be read now, and how many
-    /// of its pages at once.
+    /// The next piece for a server, of at most so many pages, as long as a pass lasts. `takes`: whether this
+    /// part can be read now, and how many of its pages at once.
     pub fn next_piece(
         &mut self,
         server: ServerIndex,
@@ -691,7 +693,8 @@ impl Copies {
         Some(self.regions.range(target.region..).next().is_none().then_some(target.pass_ends))
     }
 
-    /// Pages that the server has missed, and that it is to get; about so many, where it has a region yet to be made.
+    /// Pages that the server has missed, and that it is to get; about so many, where it has a
+    /// region yet to be made.
     pub fn missed_pages(&self, server: ServerIndex) -> u64 {
         if !self.tracked {
             return 0;

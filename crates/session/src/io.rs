@@ -42,11 +42,12 @@ pub enum Class {
 
 pub const CLASSES: usize = 4;
 
-/// Stores of the direct view that carry so much leave together: each call to send ends in a small segment of its own,
-/// with its share of the kernel's work.
+/// Stores of the direct view that carry so much leave together: each call to send ends in a small segment of
+/// its own, with its share of the kernel's work.
 pub const SENT_TOGETHER_BYTES: usize = 512 << 10;
 
-/// A request, as long as it is under way. The shell keeps its body (extents, tables, memory) under this number.
+/// A request, as long as it is under way. The shell keeps its body (extents, tables, memory)
+/// under this number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u32);
 
@@ -74,7 +75,8 @@ pub struct Ask {
     pub bytes: u64,
     /// The first page, or the first byte, for people.
     pub at: u64,
-    /// The bytes of the region that a request of the direct view reads or changes: first, and the one after the last.
+    /// The bytes of the region that a request of the direct view reads or changes: first, and
+    /// the one after the last.
     pub span: (u64, u64),
     /// Of a copy: the server that is to store the bytes.
     pub copy_to: Option<ServerIndex>,
@@ -82,7 +84,8 @@ pub struct Ask {
     pub other: Option<ServerIndex>,
     /// The region as the client calls it, where there may be another server.
     pub of: u32,
-    /// The piece that it is a step of, where the machine itself copies pages to a server that has missed them.
+    /// The piece that it is a step of, where the machine itself copies pages to a server that
+    /// has missed them.
     pub piece: Option<u8>,
     /// The shell waits for the reply itself.
     pub wanted: bool,
@@ -169,7 +172,8 @@ pub enum Break {
 pub enum Failed {
     /// The next one may work.
     MayPass,
-    /// The server refuses the connection or the handshake: it has ended, with its pages, or another one is there.
+    /// The server refuses the connection or the handshake: it has ended, with its pages, or
+    /// another one is there.
     ForGood,
 }
 
@@ -188,7 +192,8 @@ pub enum Input {
     Departed { number: u64 },
     /// A head with its table has arrived.
     Head { link: LinkId, header: Header },
-    /// The bytes of [`Output::Receive`] are in their places; the first page of what is damaged, if anything is.
+    /// The bytes of [`Output::Receive`] are in their places; the first page of what is
+    /// damaged, if anything is.
     Body { link: LinkId, request: RequestId, damaged: Option<PageIndex> },
     /// Whether everything that has arrived was looked at.
     Drained { link: LinkId, all: bool },
@@ -196,7 +201,8 @@ pub enum Input {
     Down { link: LinkId, why: Break },
     /// The connection of [`Output::Connect`] is there, and both sides have proved what they had to.
     Connected { link: LinkId },
-    /// [`Output::Connect`] or [`Output::Attach`] came to nothing, and the shell has dropped what there was of it.
+    /// [`Output::Connect`] or [`Output::Attach`] came to nothing, and the shell has dropped
+    /// what there was of it.
     Failed { link: LinkId, why: Failed },
     /// The answer to [`Output::Attach`]; `None`: its table makes no sense.
     Attached { link: LinkId, header: Header, grant: Option<Grant> },
@@ -206,8 +212,8 @@ pub enum Input {
     StayAway,
     /// The shell cannot go on with this server. It keeps the reason's text.
     Lose { server: ServerIndex },
-    /// A lost server may be joined anew: the shell knows how. [`Output::Attach`] asks to open a lease there, or to become
-    /// a new member of one. It has nothing of what it had.
+    /// A lost server may be joined anew: the shell knows how. [`Output::Attach`] asks to open a lease there,
+    /// or to become a new member of one. It has nothing of what it had.
     Renew { server: ServerIndex },
     /// Nothing happened but time.
     Time,
@@ -218,27 +224,29 @@ pub enum Input {
 pub enum Output {
     /// Give the frame of this request to the link; then tell [`Input::Queued`].
     Send { link: LinkId, request: RequestId, number: u64 },
-    /// The head that has just come answers this request and bytes follow: say where they go, check them, then tell
-    /// [`Input::Body`].
+    /// The head that has just come answers this request and bytes follow: say where they go, check them,
+    /// then tell [`Input::Body`].
     Receive { link: LinkId, request: RequestId },
-    /// The head that has just come, or the body, ended this request. `wanted`: the shell waits for the reply itself.
+    /// The head that has just come, or the body, ended this request. `wanted`: the shell waits
+    /// for the reply itself.
     Answered { link: LinkId, request: RequestId, number: u64, wanted: bool, refused: bool },
     /// Make this connection, and shake hands. Ends with [`Input::Connected`] or [`Input::Failed`].
     Connect { link: LinkId },
-    /// Ask over it to become the member again that this client was. Ends with [`Input::Attached`], or as `Connect`.
+    /// Ask over it to become the member again that this client was. Ends with
+    /// [`Input::Attached`], or as `Connect`.
     Attach { link: LinkId },
     /// Drop this connection with everything queued for it: its memory belongs to the operations again.
     Close { link: LinkId },
     /// The connection is made again; what had no answer follows.
     Back { link: LinkId },
-    /// The server is lost for good. `during`: what it was asked for longest; none: nothing. `spare`: every page that it
-    /// held has another holder that is there. What that has missed is gone.
+    /// The server is lost for good. `during`: what it was asked for longest; none: nothing. `spare`: every
+    /// page that it held has another holder that is there. What that has missed is gone.
     Lost { server: ServerIndex, during: Option<What>, reason: Lost, spare: bool },
-    /// This request for pages goes to another of their holders. The first one may still answer it before that does:
-    /// [`Output::Receive`] names who does.
+    /// This request for pages goes to another of their holders. The first one may still answer it before that
+    /// does: [`Output::Receive`] names who does.
     Moved { request: RequestId, from: ServerIndex },
-    /// The machine makes this request itself ([`Ask::piece`]): its body is these pages, in the memory of the piece; or
-    /// nothing, if there are none.
+    /// The machine makes this request itself ([`Ask::piece`]): its body is these pages, in the memory of the
+    /// piece; or nothing, if there are none.
     Piece { request: RequestId, piece: u8, pages: Extent },
     /// The server does not answer, and its pages have other holders. These are used instead until it is back.
     Absent { server: ServerIndex, during: Option<What>, reason: Lost },
@@ -246,7 +254,8 @@ pub enum Output {
     Returned { server: ServerIndex },
     /// It has all of its pages again.
     CaughtUp { server: ServerIndex },
-    /// Bytes follow the head that has just come, to a request that was moved: drop them. Nothing is told of their end.
+    /// Bytes follow the head that has just come, to a request that was moved: drop them.
+    /// Nothing is told of their end.
     Drop { link: LinkId },
     /// From now on other servers hold the pages of this one, or it holds its own again. They are copied.
     Holds { server: ServerIndex, out: bool },

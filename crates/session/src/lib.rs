@@ -1,8 +1,9 @@
 //! The client's sessions with its memory servers, as one pure state machine.
 //!
-//! It decides what leaves when, what an answer, a silence or a broken connection means, and how an operation that spans
-//! servers ends. It has no socket, no clock and no page: the shell (`rampool_client::pool`) carries bytes, and the
-//! simulator (`rampool_sim::session`) runs the same machine against the real lease engine under one seed.
+//! It decides what leaves when, what an answer, a silence or a broken connection means, and how an
+//! operation that spans servers ends. It has no socket, no clock and no page: the shell
+//! (`rampool_client::pool`) carries bytes, and the simulator (`rampool_sim::session`) runs the same machine
+//! against the real lease engine under one seed.
 //!
 //! ```text
 //!                 operations                                        events
@@ -40,19 +41,23 @@
 //!
 //! # A request's walk
 //!
-//! 1. [`Client::reserve`] gives it a number; the shell makes its body there and tells [`Input::Submit`]. Pages come
-//!    through [`Client::submit_pages`], which cuts extents at stripes and at what one request may carry.
-//! 2. It waits in the queue of its [`Class`]. [`Client::poll`] lets it go while credits last: control, then demand,
-//!    then prefetches and write-backs, which leave an eighth of the credits and have a window of bytes each.
-//! 3. [`Output::Send`]: the shell makes the frame and tells [`Input::Queued`] how much waits in the link, and
-//!    [`Input::Written`] after each flush. Submitting and sending is one pass: `Submit`, then `poll` until `None`.
-//! 4. [`Input::Head`] brings the answer. Bytes follow: [`Output::Receive`], then [`Input::Body`]. None follow:
-//!    [`Output::Answered`]. Damaged bytes are asked for once more, under a new number.
+//! 1. [`Client::reserve`] gives it a number; the shell makes its body there and tells
+//!    [`Input::Submit`]. Pages come through [`Client::submit_pages`], which cuts extents at stripes and
+//!    at what one request may carry.
+//! 2. It waits in the queue of its [`Class`]. [`Client::poll`] lets it go while credits last:
+//!    control, then demand, then prefetches and write-backs, which leave an eighth of the credits and
+//!    have a window of bytes each.
+//! 3. [`Output::Send`]: the shell makes the frame and tells [`Input::Queued`] how much waits in the
+//!    link, and [`Input::Written`] after each flush. Submitting and sending is one pass: `Submit`,
+//!    then `poll` until `None`.
+//! 4. [`Input::Head`] brings the answer. Bytes follow: [`Output::Receive`], then [`Input::Body`]. None
+//!    follow: [`Output::Answered`]. Damaged bytes are asked for once more, under a new number.
 //! 5. [`Output::Ended`] ends the operation with its last part.
 //!
 //! # What is asked again after a break
 //!
-//! Everything without an answer, in its order and under its number, and nothing of it before [`Output::Back`]:
+//! Everything without an answer, in its order and under its number, and nothing of it before
+//! [`Output::Back`]:
 //!
 //! |request|why that is right|
 //! |---|---|
@@ -63,13 +68,15 @@
 //! |queues|the server remembers the numbers of pushes and takes|
 //! |Heartbeat|not asked again: the reconnection was one|
 //!
-//! The server ignores what still arrives over the old connection; so does the session ([`LinkId`]). A server that runs
-//! anew, or has given this member up, is lost with its pages. It may be joined anew ([`Input::Renew`]).
+//! The server ignores what still arrives over the old connection; so does the session
+//! ([`LinkId`]). A server that runs anew, or has given this member up, is lost with its pages. It
+//! may be joined anew ([`Input::Renew`]).
 //!
 //! # Two holders of a page
 //!
-//! Placement ([`Client::place`]) is consulted in [`Client::submit_pages`] alone; what is observed of a server (answers,
-//! silence, breaks) is in [`Session`] alone; what follows for a page with two holders is in `Client::settle` alone.
+//! Placement ([`Client::place`]) is consulted in [`Client::submit_pages`] alone; what is observed of a
+//! server (answers, silence, breaks) is in [`Session`] alone; what follows for a page with two holders is
+//! in `Client::settle` alone.
 //!
 //! ```text
 //!   Well        up, and not suspected; it may be slow (`hedge.rs`)
@@ -88,20 +95,23 @@
 //!     -> Absent    the shell knows of another lease there (Renew)                   it has no region, has missed all
 //! ```
 //!
-//! A server that is behind gets what it has missed in *pieces* ([`Output::Piece`]): a fetch from the other holder, and
-//! a store. `copies.rs` has the missed sets and says why a piece never brings back what was changed meanwhile. A holder
-//! without room is behind as well. What is stored again leaves the set with the holder's answer.
+//! A server that is behind gets what it has missed in *pieces* ([`Output::Piece`]): a fetch from the
+//! other holder, and a store. `copies.rs` has the missed sets and says why a piece never brings back
+//! what was changed meanwhile. A holder without room is behind as well. What is stored again leaves the
+//! set with the holder's answer.
 //!
-//! A server may be absent, or lost, while another one is behind. Fetches of what only the absent one has wait for it, as
-//! long as a silent server without a spare is waited for; then, or when it is lost, those pages are *gone*
-//! ([`Client::is_gone`]): who asks for them fails, and everything else goes on. A store makes them anew.
+//! A server may be absent, or lost, while another one is behind. Fetches of what only the absent one
+//! has wait for it, as long as a silent server without a spare is waited for; then, or when it is
+//! lost, those pages are *gone* ([`Client::is_gone`]): who asks for them fails, and everything else
+//! goes on. A store makes them anew.
 //!
-//! A store is a request to each holder, and ends with the last answer. So what is acknowledged lies at every holder that
-//! has not missed it, and any of them may be read. A suspected server is waited for: its connection still reads the
-//! store's memory, which cannot be used again before that is closed. A fetch is a request to one holder; one that moves
-//! has a new number. An answer to the old one counts if it comes first: then the fetch is that server's again, under
-//! a third number; if not, it is dropped ([`Output::Drop`]). An operation fails with the last holder
-//! of one of its pages. The client's own pauses do not count as a server's silence.
+//! A store is a request to each holder, and ends with the last answer. So what is acknowledged lies at every
+//! holder that has not missed it, and any of them may be read. A suspected server is waited for: its
+//! connection still reads the store's memory, which cannot be used again before that is closed. A fetch is a
+//! request to one holder; one that moves has a new number. An answer to the old one counts if it comes
+//! first: then the fetch is that server's again, under a third number; if not, it is dropped
+//! ([`Output::Drop`]). An operation fails with the last holder of one of its pages. The client's own pauses
+//! do not count as a server's silence.
 //!
 //! # Servers that are out
 //!

@@ -27,8 +27,8 @@ pub struct Known {
 }
 
 impl Known {
-    /// Whether the bytes that were copied between two looks at the frame's generation are the page's, as far as
-    /// that can tell.
+    /// Whether the bytes that were copied between two looks at the frame's generation are the
+    /// page's, as far as that can tell.
     #[must_use]
     pub fn held(&self, before: u32, after: u32) -> bool {
         before == self.place.generation && after == before
@@ -279,8 +279,8 @@ mod tests {
             }
         }
 
-        /// Reads a page where it lies, if that is known. A page that was given up is not read. `meanwhile`: another
-        /// member changes the page while it is copied.
+        /// Reads a page where it lies, if that is known. A page that was given up is not read. `meanwhile`:
+        /// another member changes the page while it is copied.
         fn read(&mut self, page: usize, meanwhile: bool) -> Result<(), (Option<u32>, u32)> {
             if self.holds[page].is_none() {
                 return Ok(());

@@ -131,7 +131,8 @@ pub enum Rule {
     OnlyHolderIsAwaited,
     /// ... but not for ever.
     GoneIsNotAwaited,
-    /// Where other holders are there, a holder that is lost costs the pages that those have missed, and no more.
+    /// Where other holders are there, a holder that is lost costs the pages that those have
+    /// missed, and no more.
     LosesPagesOnly,
     /// A region that was freed while a holder was absent is freed there later.
     FreesLater,

@@ -1,9 +1,9 @@
-//! What is under way: *operations* (what the caller asked for, with its token) and the *requests* (one frame to one
-//! server) that each was cut into.
+//! What is under way: *operations* (what the caller asked for, with its token) and the *requests* (one frame
+//! to one server) that each was cut into.
 //!
-//! Both live in slots that are used again, so nothing is allocated once the tables are large enough. A request's
-//! number on the wire is its slot and a generation: an answer to a request that ended earlier is not taken for
-//! another's.
+//! Both live in slots that are used again, so nothing is allocated once the tables are large enough. A
+//! request's number on the wire is its slot and a generation: an answer to a request that ended earlier
+//! is not taken for another's.
 
 use std::collections::VecDeque;
 
@@ -94,7 +94,8 @@ struct Op {
 
 /// Everything under way.
 ///
-/// Invariant: a live operation's `parts` is the number of live requests that name it, plus one until it is sealed.
+/// Invariant: a live operation's `parts` is the number of live requests that name it, plus one
+/// until it is sealed.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     requests: Vec<Request>,
@@ -104,7 +105,8 @@ pub(crate) struct Work {
     pub outputs: VecDeque<Output>,
     /// Requests that got no use of their server, for the client to decide about.
     pub orphans: VecDeque<(RequestId, Orphaned)>,
-    /// Steps of pieces that ended: which piece, and the server's name for what was made; none: it came to nothing.
+    /// Steps of pieces that ended: which piece, and the server's name for what was made; none:
+    /// it came to nothing.
     pub steps: VecDeque<(u8, Option<RegionId>)>,
     /// Changes that a server behind has acknowledged: of which region, and which pages.
     pub repairs: Vec<(ServerIndex, u32, Vec<Extent>)>,

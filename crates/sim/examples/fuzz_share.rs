@@ -3,7 +3,8 @@
 //! ```text
 //! cargo run --release -p rampool-sim --example fuzz_share -- <protocol | all> <first seed> <runs>
 //! ```
-//! A failure prints its seed; the same command with that seed and one run replays it, and prints every event if `SHARE_TRACE` is set.
+//! A failure prints its seed; the same command with that seed and one run replays it, and prints every
+//! event if `SHARE_TRACE` is set.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! Prints how the page cache's policy does on each workload: `cargo run --release -p rampool-sim --example policy
-//! [BUDGET_PAGES [PART_OF_A_NAME]]`, or on recorded programs: `... policy --recorded FILE...`, as
+//! Prints how the page cache's policy does on each workload: `cargo run --release -p rampool-sim --example
+//! policy [BUDGET_PAGES [PART_OF_A_NAME]]`, or on recorded programs: `... policy --recorded FILE...`, as
 //! `bench/traces.py` calls it.
 
 use rampool_sim::paging::policy::{

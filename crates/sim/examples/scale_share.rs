@@ -3,7 +3,8 @@
 //! ```text
 //! cargo run --release -p rampool-sim --example scale_share -- [ranks] [pages] [epochs]
 //! ```
-//! Each rank writes its own strip of pages, takes a few locks, reads its neighbours' borders, and meets all others at barriers.
+//! Each rank writes its own strip of pages, takes a few locks, reads its neighbours' borders, and
+//! meets all others at barriers.
 
 use std::time::Instant;
 

@@ -1,16 +1,17 @@
-//! Threads that unmap, move, grow, give up and fork memory, a kernel that tells of it late, and the pager's books.
+//! Threads that unmap, move, grow, give up and fork memory, a kernel that tells of it late,
+//! and the pager's books.
 //!
 //! ```text
 //!   thread: change --preempted--> event queued --> event read --preempted--> runs again
 //!           `-------------- the kernel counts a change as under way -------------'
 //! ```
 //!
-//! A place that was left is taken by the next mapping that fits: the kernel gives out the highest one. Events are
-//! read in the order in which they were queued, which is not that of the changes. The books are applied in the
-//! order that [`order`] finds.
+//! A place that was left is taken by the next mapping that fits: the kernel gives out the highest one. Events
+//! are read in the order in which they were queued, which is not that of the changes. The books are applied
+//! in the order that [`order`] finds.
 //!
-//! Oracle: each page that is absent comes back with the content that it had, for the program and for each child.
-//! An order in doubt ends a run; [`Seen`] counts it.
+//! Oracle: each page that is absent comes back with the content that it had, for the program and for each
+//! child. An order in doubt ends a run; [`Seen`] counts it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,4 +1,5 @@
-//! The simulated world: everything the pure machines meet outside, from one seed, in one thread, without a clock.
+//! The simulated world: everything the pure machines meet outside, from one seed, in one
+//! thread, without a clock.
 //!
 //! ```text
 //!   changes   threads that move and unmap memory, a kernel that tells of it late, and the books of a pager

@@ -1,8 +1,9 @@
-//! Two ranks whose connection is cut again and again ([`rampool_sharing::stream`], [`rampool_sharing::relink`]), in a world that decides when each of them notices, how much of
-//! what was on the way still comes, how long an attempt to connect takes, and who else connects.
+//! Two ranks whose connection is cut again and again ([`rampool_sharing::stream`],
+//! [`rampool_sharing::relink`]), in a world that decides when each of them notices, how much of what was on
+//! the way still comes, how long an attempt to connect takes, and who else connects.
 //!
-//! Each end has numbered things to say. What the other end takes is judged at once: the next number, or it is wrong. At the end the cuts stop, and everything must have come, unless somebody
-//! had to be given up.
+//! Each end has numbered things to say. What the other end takes is judged at once: the next number, or it is
+//! wrong. At the end the cuts stop, and everything must have come, unless somebody had to be given up.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -325,7 +326,8 @@ impl World {
         }
     }
 
-    /// One end notices that its connection is cut, when all has come that will. Or an attempt is given up, though it may be on its way still.
+    /// One end notices that its connection is cut, when all has come that will. Or an attempt is given up,
+    /// though it may be on its way still.
     fn notice(&mut self) {
         let at = self.rng.index(2);
         let is_cut = |wire: &Wire| (wire.is_cut || wire.closed[1 - at]) && wire.on_the_way[at].is_empty();

@@ -1,6 +1,6 @@
-//! The client's sessions ([`rampool_session`]) against memory servers with the real lease engine: a program that
-//! stores, fetches, updates and reads, a network that cuts, delays and keeps silent, servers that end, are slow, full
-//! or lie, and a client that gets no time.
+//! The client's sessions ([`rampool_session`]) against memory servers with the real lease engine: a program
+//! that stores, fetches, updates and reads, a network that cuts, delays and keeps silent, servers that end,
+//! are slow, full or lie, and a client that gets no time.
 //!
 //! In many runs with two copies the program forks: the child is a second client with connections, operations
 //! and a judge of its own. It takes over a clone of the parent's region as that was then, and both go on.

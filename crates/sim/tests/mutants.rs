@@ -1,5 +1,5 @@
-//! Each rule of the runtime, broken on purpose: the oracle must notice within two thousand seeds. A test of the
-//! tests.
+//! Each rule of the runtime, broken on purpose: the oracle must notice within two thousand
+//! seeds. A test of the tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

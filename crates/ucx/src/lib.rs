@@ -58,7 +58,8 @@ pub enum UcxError {
     Call { what: &'static str, status: Status },
     /// The text says which transports were tried.
     #[error(
-        "no UCX transport reaches the peer; give both sides a common one (UCX_TLS, UCX_NET_DEVICES; here: {0})"
+        "no UCX transport reaches the peer; give both sides a common one (UCX_TLS, UCX_NET_DEVICES; here: \
+         {0})"
     )]
     Unreachable(String),
     /// The peer broke the rules of a channel.

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[non_exhaustive]
 pub enum LoadError {
     #[error(
-        "UCX is not installed: {0} (Debian and Ubuntu: apt-get install libucx0; elsewhere the package is mostly called ucx)"
+        "UCX is not installed: {0} (Debian and Ubuntu: apt-get install libucx0; elsewhere the package is \
+         mostly called ucx)"
     )]
     Missing(String),
     #[error("UCX {0} is too old: install {major}.{minor} or newer", major = API.0, minor = API.1)]

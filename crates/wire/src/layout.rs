@@ -28,7 +28,8 @@ pub const MAX_LAYOUT_OFFSET: u64 = 1 << 54;
 #[non_exhaustive]
 pub enum LayoutError {
     #[error(
-        "a layout of {0} separate runs of bytes exceeds the {MAX_RUNS} allowed, or is too large to check for overlaps"
+        "a layout of {0} separate runs of bytes exceeds the {MAX_RUNS} allowed, or is too large to check for \
+         overlaps"
     )]
     TooManyRuns(u64),
     #[error("a layout selects more bytes than a region can have")]

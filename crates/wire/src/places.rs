@@ -1,19 +1,19 @@
 //! Where pages lie in a server's memory, for a client on the same machine that reads them itself.
 //!
 //! The frames of the server's store lie in a memory file, the *frames file*, that the client may read. The
-//! reply to a `Put`, and to a `Get`, says for each page where it lies ([`Place`]). A later read of such a page
-//! wakes no thread of the server: it is a copy out of the file.
+//! reply to a `Put`, and to a `Get`, says for each page where it lies ([`Place`]). A later read of such a
+//! page wakes no thread of the server: it is a copy out of the file.
 //!
 //! ```text
 //!      0                magic, bytes of a granule, granules     24 bytes
 //!   4096                generations                             u32 for each granule
 //!   4096 + generations  frames                                  granules, one after the other
 //! ```
-//! A frame is some granules long, and its generation is that of its first one. The server moves the generation
-//! on before the frame's bytes are anything else than what was stored. So a reader looks at the generation,
-//! copies the bytes, and looks again: they are the page's if both times it was the one of the [`Place`] (a
-//! sequence lock; Lameter, Effective synchronization on Linux/NUMA systems, 2005). The page's checksum has to
-//! fit as well.
+//! A frame is some granules long, and its generation is that of its first one. The server moves the
+//! generation on before the frame's bytes are anything else than what was stored. So a reader looks at the
+//! generation, copies the bytes, and looks again: they are the page's if both times it was the one of the
+//! [`Place`] (a sequence lock; Lameter, Effective synchronization on Linux/NUMA systems, 2005). The page's
+//! checksum has to fit as well.
 //!
 //! This module never touches memory. It says where to access it.
 

@@ -44,8 +44,8 @@ pub mod features {
     pub const UCX: u32 = 8;
     /// A part of a page may be requested without a layout ([`crate::frame::Opcode::ReadPiece`]).
     pub const PIECES: u32 = 16;
-    /// The server's frames may be read in their file, and replies say where pages lie ([`crate::places`]); only
-    /// together with rings.
+    /// The server's frames may be read in their file, and replies say where pages lie
+    /// ([`crate::places`]); only together with rings.
     pub const PLACES: u32 = 32;
     /// The rings are long: the client moves much at a time; only together with rings.
     pub const LONG_RINGS: u32 = 64;
@@ -379,7 +379,8 @@ pub enum AcceptError {
     #[error("the server chose a security this client did not offer")]
     NotOffered,
     #[error(
-        "the server chose an unencrypted local connection, but it is not on this machine: a relay forwards the connection"
+        "the server chose an unencrypted local connection, but it is not on this machine: a relay forwards \
+         the connection"
     )]
     PlainFromAfar,
 }

@@ -39,7 +39,8 @@ pub struct TenantId {
 /// A text that is no name of a tenant.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{0:?} is no name of a tenant: give 1 to {MAX_TENANT_BYTES} letters, digits, `.`, `_` and `-`, the first a letter or digit"
+    "{0:?} is no name of a tenant: give 1 to {MAX_TENANT_BYTES} letters, digits, `.`, `_` and `-`, the first \
+     a letter or digit"
 )]
 pub struct TenantNameError(String);
 

@@ -571,7 +571,8 @@ fn column(
         Ok([summed, got, fetched, scanned])
     })?;
     report.note(format!(
-        "column scan: {rows} rows of 4 KiB; added up at the server {wire} bytes came back, gathered {} bytes, of {bytes}",
+        "column scan: {rows} rows of 4 KiB; added up at the server {wire} bytes came back, gathered {} \
+         bytes, of {bytes}",
         rows * 8
     ));
     let names = [

@@ -56,13 +56,27 @@ pub fn run(args: &Args) -> Result<i32> {
         "loopback TCP, one connection, no prefetch, clean victims, random order; {}",
         place.describe()
     ));
-    report.note("times are the median of a round's accesses that faulted, as the program sees them; every page is compared afterwards");
-    report
-        .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (FaultModeChoice::InThread)");
-    report.note("in-thread with system calls: the same in a process with librampool_agent_io.so, where system calls on absent pages work; the raw client's own calls do not go through it");
-    report
-        .note("floor: a thread that reads one event (in-thread: that meets the fault, in its SIGBUS handler), asks the raw peer for 4 KiB of as much memory and copies them in, page by page, and does nothing else");
-    report.note("of as much memory: the raw peer sends the pages that were faulted for, of as much memory as the server has in pages of 2 MiB; otherwise it sends one page, again and again");
+    report.note(
+        "times are the median of a round's accesses that faulted, as the program sees them; every \
+        page is compared afterwards",
+    );
+    report.note(
+        "in-thread: each fault is served by the thread that meets it, and system calls on absent pages \
+            fail (FaultModeChoice::InThread)",
+    );
+    report.note(
+        "in-thread with system calls: the same in a process with librampool_agent_io.so, where \
+        system calls on absent pages work; the raw client's own calls do not go through it",
+    );
+    report.note(
+        "floor: a thread that reads one event (in-thread: that meets the fault, in its SIGBUS \
+            handler), asks the raw peer for 4 KiB of as much memory and copies them in, page by page, and \
+            does nothing else",
+    );
+    report.note(
+        "of as much memory: the raw peer sends the pages that were faulted for, of as much memory as \
+        the server has in pages of 2 MiB; otherwise it sends one page, again and again",
+    );
     for way in &WAYS {
         let Measured { ours, raw, raw_of_many, floor, faults, absent } =
             if way.helped { measure_helped(&place, common)? } else { measure(&place, way, common)? };
@@ -87,7 +101,10 @@ pub fn run(args: &Args) -> Result<i32> {
         report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
         report.note(format!("{faults} faults counted by the pager in the {way} rounds"));
         if absent > 0 {
-            report.note(format!("{way}: before that, write(2) and read(2) were given {absent} absent pages, and every byte was compared"));
+            report.note(format!(
+                "{way}: before that, write(2) and read(2) were given {absent} absent pages, \
+                and every byte was compared"
+            ));
         }
     }
     report.finish(common.json.as_deref())

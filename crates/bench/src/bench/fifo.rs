@@ -66,8 +66,14 @@ pub fn run(args: &Args) -> Result<i32> {
         "loopback TCP, heads of {HEAD_BYTES} random bytes, every message compared; {}",
         place.describe()
     ));
-    report.note("one thread has the sender's and the receiver's connection, and the clock is read in it: before the send, and when the receiver has the head");
-    report.note("a queue is at a server, so a head makes two hops; a raw relay makes the same two (a process that passes on what comes), half a raw round trip is one");
+    report.note(
+        "one thread has the sender's and the receiver's connection, and the clock is read in it: \
+        before the send, and when the receiver has the head",
+    );
+    report.note(
+        "a queue is at a server, so a head makes two hops; a raw relay makes the same two (a process \
+        that passes on what comes), half a raw round trip is one",
+    );
     if args.only == Some(Part::Sends) {
         sends::run(&mut report, &place, common.rounds(5, 2), common)?;
         return report.finish(common.json.as_deref());

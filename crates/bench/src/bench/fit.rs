@@ -24,7 +24,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("fit", common.quick);
     report.note(
-        "each program natively and under `rampool run --local 4G`, which it does not need; pairs take turns in who goes first; not pinned",
+        "each program natively and under `rampool run --local 4G`, which it does not need; pairs take turns \
+         in who goes first; not pinned",
     );
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
     let server = Service::memory_server(&place, 1 << 30, Duration::ZERO)?;

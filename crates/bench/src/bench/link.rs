@@ -118,7 +118,8 @@ impl Link {
             tool(namespace, "tc", &arguments)?;
             // The kernel's default congestion control, or one that every kernel has, whatever this machine is
             // set to: BBR mistakes the few microseconds between two namespaces for the link's round trip.
-            let choose = "for name in cubic reno; do echo $name > /proc/sys/net/ipv4/tcp_congestion_control && exit; done 2> /dev/null; exit 1";
+            let choose = "for name in cubic reno; do echo $name > /proc/sys/net/ipv4/tcp_congestion_control \
+                && exit; done 2> /dev/null; exit 1";
             tool(namespace, "sh", &["-c", choose])?;
         }
         Ok(Self { rate, there, host })

@@ -11,9 +11,9 @@
 //! has a thread of another process that never waits ([`Others`]).
 //!
 //! The program is a process of this binary ([`Touch`]). It fills its memory, touches pages in random order,
-//! reads a word of each and changes every second one, and checks each word that it reads; at the end it checks
-//! every word. Only the touches are timed. The processor time is that of the program, of its agent, of the
-//! server and of `rampool run` during the touches.
+//! reads a word of each and changes every second one, and checks each word that it reads; at the end it
+//! checks every word. Only the touches are timed. The processor time is that of the program, of its agent, of
+//! the server and of `rampool run` during the touches.
 
 use std::fs;
 use std::path::PathBuf;
@@ -127,7 +127,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let touching = Touching::new(memory, local);
     let touches = common.pick(args.touches, 4000);
     report.note(format!(
-        "{} MiB in {} MiB, {touches} touches, a fourth of that while the CPUs are busy, every second one a write; not pinned; a miss is a touch divided by the share of memory that is not local",
+        "{} MiB in {} MiB, {touches} touches, a fourth of that while the CPUs are busy, every second one a \
+         write; not pinned; a miss is a touch divided by the share of memory that is not local",
         memory >> 20,
         local >> 20,
     ));

@@ -39,7 +39,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let dir = Scratch::make()?;
     let program = compile(&dir.path)?;
     report.note(format!(
-        "OpenMPI: {}, osc/pt2pt, MPI_Get and MPI_Win_flush, types committed before; both ranks spin, each on its CPU, and sleep between their turns; each side has been woken when its clock starts",
+        "OpenMPI: {}, osc/pt2pt, MPI_Get and MPI_Win_flush, types committed before; both ranks spin, each on \
+         its CPU, and sleep between their turns; each side has been woken when its clock starts",
         version()?
     ));
     report.note(format!("rampool: one connection, both sides spin; {}", place.describe()));

@@ -54,9 +54,13 @@ const DEFAULT: [&str; 5] = ["sor", "fft", "lu", "ocean", "water"];
 pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("predict", args.common.quick);
     report.note(
-        "two ranks; recorded over loopback, predicted for a link between two network namespaces, and run there; answers are verified",
+        "two ranks; recorded over loopback, predicted for a link between two network namespaces, and run \
+         there; answers are verified",
     );
-    report.note("a link is its rate, its token bucket's burst, packets of 1448 bytes with 66 of headers, and half of what a raw round trip of 64 B takes longer");
+    report.note(
+        "a link is its rate, its token bucket's burst, packets of 1448 bytes with 66 of headers, and \
+        half of what a raw round trip of 64 B takes longer",
+    );
     let links = if args.papers {
         Vec::new()
     } else if args.link.is_empty() {
@@ -103,7 +107,8 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
         .map(|(bytes, &here)| again_and_again_us(&beyond, bytes, here))
         .collect();
     report.note(format!(
-        "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback; the link so described has them take {:?} us",
+        "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback; the link so \
+         described has them take {:?} us",
         rate.name(),
         rounded(&there),
         rounded(&loopback),
@@ -187,7 +192,8 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
     );
     let (pairs, right) = ranking;
     report.note(format!(
-        "{}: of {pairs} pairs of protocols that differ by more than 10 %, the replay has {right} in the right order",
+        "{}: of {pairs} pairs of protocols that differ by more than 10 %, the replay has {right} in the \
+         right order",
         rate.name()
     ));
     Ok(())

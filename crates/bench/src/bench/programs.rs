@@ -1,6 +1,6 @@
-//! Programs at a quarter of their own peak: with the private store that `rampool run` uses by itself, and with a
-//! server over loopback TCP (called `rampool`), compared with the same natively, and with kernel swap on zram in the same
-//! budget.
+//! Programs at a quarter of their own peak: with the private store that `rampool run` uses by itself, and
+//! with a server over loopback TCP (called `rampool`), compared with the same natively, and with kernel swap
+//! on zram in the same budget.
 //!
 //! The server process is on this machine as well, but its memory stands for another machine's, and is not
 //! part of the budget. Kernel swap keeps its compressed pages outside the budget, too. The content is random
@@ -95,7 +95,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("programs", common.quick);
     report.note(format!(
-        "local memory: {} % of each program's own peak; not pinned; outputs are compared with native ones; rampool: with one server over loopback TCP",
+        "local memory: {} % of each program's own peak; not pinned; outputs are compared with native ones; \
+         rampool: with one server over loopback TCP",
         args.local_percent
     ));
     let swap = if args.no_swap { Err(anyhow::anyhow!("left out")) } else { KernelSwap::set_up() };
@@ -122,7 +123,10 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     if wanted(Sort::Kilobyte.name()) {
         report.note(
-            "GNU sort: least: the native time, and what this kernel takes to copy in and to move out, one by one, as many scattered pages of 4 KiB as came from the servers in the run before it: one thread, 64 frames at a time, no network, no other thread, no decision. A pager that puts pages in and out by userfaultfd and reads as many pays that part whatever else it does",
+            "GNU sort: least: the native time, and what this kernel takes to copy in and to move out, one by \
+             one, as many scattered pages of 4 KiB as came from the servers in the run before it: one \
+             thread, 64 frames at a time, no network, no other thread, no decision. A pager that puts pages \
+             in and out by userfaultfd and reads as many pays that part whatever else it does",
         );
     }
     if wanted(map::NAME) {
@@ -292,8 +296,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Of each way and the native time, of rampool and kernel swap, of two copies and one; as far as they ended
-    /// in each round.
+    /// Of each way and the native time, of rampool and kernel swap, of two copies and one; as far
+    /// as they ended in each round.
     fn ratios(&self, report: &mut Report, name: &str, times: &[Vec<f64>], wanted: &Wanted) {
         let of = |way| self.ways.iter().position(|one| *one == way).map(|at| &times[at]);
         let against = |way| if way == Way::KernelSwap { None } else { wanted.against_native };

@@ -1,7 +1,7 @@
-//! What a second copy of each page costs: the same programs on the same two servers, over loopback TCP, with one
-//! copy and with two. A read needs one copy; what is written travels twice. And what the copies are for: what
-//! a reader notices when one of three servers fails ([`stalls`]) or is slow ([`late`]). And what a copy on a
-//! disk costs where there is one server.
+//! What a second copy of each page costs: the same programs on the same two servers, over loopback TCP, with
+//! one copy and with two. A read needs one copy; what is written travels twice. And what the copies are for:
+//! what a reader notices when one of three servers fails ([`stalls`]) or is slow ([`late`]). And what a copy
+//! on a disk costs where there is one server.
 
 mod late;
 mod stalls;
@@ -35,7 +35,10 @@ const DEADLINE: Duration = Duration::from_secs(200);
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("redundancy", common.quick);
-    report.note("two servers over loopback TCP on this machine, which share its CPUs with the program; not pinned; programs at a quarter of their own peak");
+    report.note(
+        "two servers over loopback TCP on this machine, which share its CPUs with the program; not \
+        pinned; programs at a quarter of their own peak",
+    );
     stalls::measure(common, &mut report)?;
     late::measure(common, &mut report)?;
     faults(common, &mut report)?;

@@ -55,7 +55,10 @@ pub fn run(args: &Args) -> Result<i32> {
     look_ups(&mut report, rounds.max(5), common)?;
     let payloads: Vec<usize> = (10..=common.pick(22, 16)).map(|power| 1 << power).collect();
     let longest = *payloads.last().expect("there are some");
-    report.note(format!("TCP between two threads on a CPU each, over {over}; loopback copies whatever the sender does, so a hit saves the copy into pinned memory there and no more"));
+    report.note(format!(
+        "TCP between two threads on a CPU each, over {over}; loopback copies whatever the \
+        sender does, so a hit saves the copy into pinned memory there and no more"
+    ));
     report.note(
         "every byte that arrives is compared once for each way and payload; timed transfers are counted",
     );
@@ -87,7 +90,8 @@ pub fn run(args: &Args) -> Result<i32> {
         compare(&mut report, what, &payloads, &of(way), &of(1));
     }
     report.note(
-        "the paper's, at 4096 KB: copy 248.1 Mbit/s, hits 254.5 (1.026 times as much), misses 253.1 (1.020); zero copy wins from 256 KB on",
+        "the paper's, at 4096 KB: copy 248.1 Mbit/s, hits 254.5 (1.026 times as much), misses 253.1 (1.020); \
+         zero copy wins from 256 KB on",
     );
     report.finish(common.json.as_deref())
 }

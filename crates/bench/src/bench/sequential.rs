@@ -21,7 +21,9 @@ pub struct Args {
 }
 
 /// What the two kinds of streams are that figures are compared with.
-pub const PLAIN_AND_UNPACED: &str = "plain TCP stream: through sockets as this machine makes them for any program; unpaced: its sender does as rampool does within a machine, where the machine's own choice may pace it";
+pub const PLAIN_AND_UNPACED: &str = "plain TCP stream: through sockets as this machine makes them for any \
+    program; unpaced: its sender does as rampool does within a machine, where the machine's own choice may \
+    pace it";
 const SEED: u64 = 2;
 const PAGE_WORDS: usize = 512;
 
@@ -44,7 +46,10 @@ pub fn run(args: &Args) -> Result<i32> {
     let plain_peer = Service::plain_peer(&place, spin)?;
     report.note(PLAIN_AND_UNPACED);
     let prefetch_bytes = 2 << 20;
-    report.note("least: one thread that receives an unpaced stream, has the kernel put it in place and take as much out, and nothing else");
+    report.note(
+        "least: one thread that receives an unpaced stream, has the kernel put it in place and take \
+        as much out, and nothing else",
+    );
     for (setting, page_bytes) in [("4 KiB pages", 4096), ("256 KiB pages", 256 << 10)] {
         let memory = Paged {
             server: &server.address,

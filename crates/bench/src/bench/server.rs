@@ -82,7 +82,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let round_ms = common.pick(args.round_ms, args.round_ms.min(100));
     let mut report = Report::start("server", common.quick);
     report.note(format!(
-        "{} connections over {}, {} outstanding on each, {} thread(s) driving; {count} different pages of 4 KiB of random bytes, every answer checked",
+        "{} connections over {}, {} outstanding on each, {} thread(s) driving; {count} different pages of 4 \
+         KiB of random bytes, every answer checked",
         args.connections,
         if args.unix { "Unix sockets" } else { "loopback TCP" },
         args.depth,
@@ -362,7 +363,8 @@ pub(super) fn start_redis(
         && let Err(error) = send_unpaced(&server.0)
     {
         eprintln!(
-            "redis's listening socket cannot be reached ({error:#}): its answers leave as this machine paces them, rampool's unpaced"
+            "redis's listening socket cannot be reached ({error:#}): its answers leave as this machine paces \
+             them, rampool's unpaced"
         );
     }
     Ok((server, address))

@@ -66,8 +66,8 @@ pub fn rampool() -> Result<Command> {
     }
 }
 
-/// Servers give no leases while their machine is short of memory, as it was a moment ago where kernel swap was
-/// measured. Waits until that is over, at most [`CALM_WITHIN`].
+/// Servers give no leases while their machine is short of memory, as it was a moment ago where kernel swap
+/// was measured. Waits until that is over, at most [`CALM_WITHIN`].
 fn wait_for_calm() {
     let started = Instant::now();
     loop {
@@ -88,7 +88,8 @@ fn wait_for_calm() {
     }
 }
 
-/// The kernel's average over ten seconds falls from all to the tenth, at which a server that starts lends, in 23.
+/// The kernel's average over ten seconds falls from all to the tenth, at which a server that
+/// starts lends, in 23.
 const CALM_WITHIN: Duration = Duration::from_secs(60);
 
 /// A child process that listens. Ended when dropped, and with this process.

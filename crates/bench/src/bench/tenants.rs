@@ -6,8 +6,8 @@
 //! accounts and scheduler shows. Then what a server with many connections uses when their tenants do their
 //! worst, and how soon a client connects while strangers come and say nothing.
 //!
-//! The hostile tenant's thread has a CPU only while no other wants it: so the victim waits for the server, and
-//! not for a CPU that on two machines would be its own.
+//! The hostile tenant's thread has a CPU only while no other wants it: so the victim waits for the server,
+//! and not for a CPU that on two machines would be its own.
 
 use super::Common;
 use super::report::{Reach, Report};
@@ -93,7 +93,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let rounds = common.rounds(5, 1);
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
     report.note(
-        "one shard; nothing is pinned, and the hostile tenant's thread gives way to the others; loopback TCP, keys proved, not encrypted; all in turns within a round",
+        "one shard; nothing is pinned, and the hostile tenant's thread gives way to the others; loopback \
+         TCP, keys proved, not encrypted; all in turns within a round",
     );
     let master = Key::generate();
     let dir = std::env::temp_dir().join(format!("rampool-bench-tenants-{}.key", std::process::id()));

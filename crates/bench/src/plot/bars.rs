@@ -113,7 +113,8 @@ impl Picture {
         let _ = write!(
             self.svg,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">\n\
-             <title>{}</title>\n<style>{STYLE}</style>\n<rect class=\"ground\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
+             <title>{}</title>\n<style>{STYLE}</style>\n<rect class=\"ground\" width=\"100%\" \
+                 height=\"100%\" fill=\"#fff\"/>\n",
             escaped(title)
         );
         let _ = writeln!(
@@ -143,7 +144,8 @@ impl Picture {
         let text = escaped(text);
         let _ = writeln!(
             self.svg,
-            "<text class=\"ink\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"#24292f\">{text}</text>"
+            "<text class=\"ink\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" \
+             fill=\"#24292f\">{text}</text>"
         );
     }
 
@@ -159,7 +161,8 @@ impl Picture {
             let y = bottom - self.tall(value / self.unit.in_a_second);
             let _ = writeln!(
                 self.svg,
-                "<line class=\"line\" x1=\"{LEFT:.1}\" y1=\"{y:.3}\" x2=\"{right:.1}\" y2=\"{y:.3}\" stroke=\"#d0d7de\"/>"
+                "<line class=\"line\" x1=\"{LEFT:.1}\" y1=\"{y:.3}\" x2=\"{right:.1}\" y2=\"{y:.3}\" \
+                 stroke=\"#d0d7de\"/>"
             );
             self.text(LEFT - LETTER, y + 4.0, "end", &shortest(value, step));
             value += step;
@@ -206,13 +209,15 @@ impl Picture {
             );
             let _ = writeln!(
                 self.svg,
-                "<rect x=\"{x:.2}\" y=\"{top:.3}\" width=\"{bar:.2}\" height=\"{tall:.3}\" fill=\"{fill}\"><title>{told}</title></rect>"
+                "<rect x=\"{x:.2}\" y=\"{top:.3}\" width=\"{bar:.2}\" height=\"{tall:.3}\" \
+                 fill=\"{fill}\"><title>{told}</title></rect>"
             );
             if tall >= LINE && bar >= percent.len() as f64 * LETTER {
                 let (middle, y) = (x + bar / 2.0, top + tall / 2.0 + 4.0);
                 let _ = writeln!(
                     self.svg,
-                    "<text x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" fill=\"{ink}\">{percent}</text>"
+                    "<text x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" \
+                     fill=\"{ink}\">{percent}</text>"
                 );
             }
         }
@@ -445,7 +450,8 @@ mod tests {
         let runs = ["hlrc", "a rather long name of a run"]
             .map(|label| run(label, (0..3).map(|number| rank(number, [1.0; 8])).collect()));
         let svg = draw(
-            "a title that is longer than everything else in this picture, and so decides how wide it has to be at the very least",
+            "a title that is longer than everything else in this picture, and so decides how wide it has to \
+             be at the very least",
             &runs,
         );
         let tags = tags(&svg);

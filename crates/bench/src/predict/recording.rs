@@ -34,11 +34,13 @@ pub enum RecordingError {
     #[error("{0} has no rank-0.jsonl: it was not written by `rampool launch --trace {0}`")]
     Missing(PathBuf),
     #[error(
-        "rank {rank} has {threads} threads; a wait for a page names no thread, so only ranks of one thread can be predicted"
+        "rank {rank} has {threads} threads; a wait for a page names no thread, so only ranks of one thread \
+         can be predicted"
     )]
     Threads { rank: usize, threads: usize },
     #[error(
-        "rank {to} handled {received} messages from rank {from}, which sent {sent}: one of the traces is incomplete"
+        "rank {to} handled {received} messages from rank {from}, which sent {sent}: one of the traces is \
+         incomplete"
     )]
     Unmatched { from: usize, to: usize, sent: usize, received: usize },
     #[error("there are more than {MOST_EVENTS} events: trace a smaller problem")]

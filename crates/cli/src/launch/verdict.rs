@@ -51,7 +51,8 @@ pub fn verdict(ends: &[End], reports: &str, machines: &[String]) -> Option<(Stri
                 None => ("could not be started", String::new()),
             };
             format!(
-                "rank {}{on} {what}, or the connection to it broke: the remote shell ended with exit code {SHELL_FAILED}{seen}",
+                "rank {}{on} {what}, or the connection to it broke: the remote shell ended with exit code \
+                 {SHELL_FAILED}{seen}",
                 cause.rank
             )
         }

@@ -55,10 +55,12 @@ pub fn tell(event: &PoolEvent, copies: u8) {
             "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
         )),
         PoolEvent::Degraded { name, reason, .. } => remark(&format!(
-            "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each until it is back or others take its place"
+            "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its \
+             pages, which have one copy each until it is back or others take its place"
         )),
         PoolEvent::Absent { name, reason, .. } => remark(&format!(
-            "rampool: server {name} does not answer: {reason}. The program goes on without it until it is back: other servers have all of its pages"
+            "rampool: server {name} does not answer: {reason}. The program goes on without it until it is \
+             back: other servers have all of its pages"
         )),
         PoolEvent::Returned { name, .. } => {
             remark(&format!("rampool: server {name} is back, and gets the pages that it has missed"));

@@ -1,5 +1,5 @@
-//! Heaps that are shared memory: they stay on this machine, and are not part of the local memory that the user
-//! sets. ZGC has its heap in a memory file, and PostgreSQL its buffers in shared anonymous memory.
+//! Heaps that are shared memory: they stay on this machine, and are not part of the local memory that the
+//! user sets. ZGC has its heap in a memory file, and PostgreSQL its buffers in shared anonymous memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,8 @@ use std::fs;
 /// Shared memory of a process from which on it is worth a line.
 const LEAST: u64 = 64 << 20;
 
-/// What a process holds in shared memory that is no file, if that is much: bytes, and the name of the largest.
+/// What a process holds in shared memory that is no file, if that is much: bytes, and the name
+/// of the largest.
 pub(super) fn much(process: u32) -> Option<(u64, String)> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let resident = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).and_then(kib)?;
@@ -31,8 +32,8 @@ fn held(smaps: &str) -> Option<(u64, String)> {
     (bytes >= LEAST).then(|| (bytes, largest.trim_end_matches(" (deleted)").to_owned()))
 }
 
-/// The name of a mapping that is writable shared memory of the program's: a memory file, shared anonymous memory,
-/// or a segment of System V or of POSIX.
+/// The name of a mapping that is writable shared memory of the program's: a memory file, shared anonymous
+/// memory, or a segment of System V or of POSIX.
 fn shared_name(line: &str) -> Option<&str> {
     let mut fields = line.splitn(6, ' ');
     let flags = fields.nth(1)?;

@@ -1,6 +1,7 @@
 //! Processes of a run whose memory is not managed, because they executed a program into which no agent can be
 //! loaded. `rampool run` refuses to start such a program itself. Those that the program starts are reported
-//! once each. So are programs that have their heap in shared memory ([`shared_memory`](super::shared_memory)).
+//! once each. So are programs that have their heap in shared memory
+//! ([`shared_memory`](super::shared_memory)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -57,7 +58,9 @@ impl Unmanaged {
                 && let Some((bytes, name)) = shared_memory::much(process)
             {
                 tell(&format!(
-                    "rampool: process {process} ({}) has {} in shared memory ({name}), which stays on this machine and does not count as local memory: only private anonymous memory leaves. Of a JVM with ZGC, choose another collector: -XX:+UseG1GC",
+                    "rampool: process {process} ({}) has {} in shared memory ({name}), which stays on this \
+                     machine and does not count as local memory: only private anonymous memory leaves. Of a \
+                     JVM with ZGC, choose another collector: -XX:+UseG1GC",
                     program.display(),
                     ByteLen(bytes)
                 ));
@@ -72,7 +75,8 @@ impl Unmanaged {
                 && self.found.insert(reason.clone())
             {
                 tell(&format!(
-                    "rampool: process {process} runs without rampool, with all of its memory on this machine: {reason}"
+                    "rampool: process {process} runs without rampool, with all of its memory on this \
+                     machine: {reason}"
                 ));
             }
             self.seen.insert(process, program);

@@ -1,5 +1,5 @@
-//! The file that says what tenants may have, and which of their keys are revoked. It is read at the start, and
-//! again on SIGHUP; a file that is not valid changes nothing.
+//! The file that says what tenants may have, and which of their keys are revoked. It is read at the start,
+//! and again on SIGHUP; a file that is not valid changes nothing.
 
 use rampool_lease::{MAX_WEIGHT, Quota, Revoked, Rules};
 use rampool_wire::tenant::TenantName;

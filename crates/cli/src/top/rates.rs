@@ -39,8 +39,8 @@ pub struct ProcessRow {
     pub out_bytes_per_s: f64,
     /// Half, 99 % and 99.9 % of the faults were served within this time; 0 without faults.
     pub latency_ns: [u64; 3],
-    /// What the waiting would be with more local memory: `None` if it is not worth a word, empty if it would be the
-    /// same.
+    /// What the waiting would be with more local memory: `None` if it is not worth a word,
+    /// empty if it would be the same.
     #[serde(serialize_with = "in_bytes")]
     pub with_more: Option<Vec<(ByteLen, f64)>>,
 }

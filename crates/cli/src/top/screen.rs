@@ -332,7 +332,8 @@ pub mod tests {
             "    RUN     PID PROGRAM          RESIDENT     LOCAL FAULTS/s*     HIT   WAIT      IN/s     OUT/s     P50     P99   P99.9",
             "     40      41 sort              500 MiB   512 MiB    25.0 k  92.5 %   64 %   100 MiB   1.5 MiB   16 us  262 us    1 ms",
             "     50      51 python3            12 MiB    64 MiB         0       -    0 %         0         0       -       -       -",
-            "sort (41) waits 64 % of the time for pages, with --local 768M about 30 %, with --local 1G about 2 %",
+            "sort (41) waits 64 % of the time for pages, with --local 768M about 30 %, with --local 1G about \
+             2 %",
             "SERVER                       STATE           LENDS    LEASED      HELD      FREE CLIENTS REQUESTS/s    READ/s WRITTEN/s    P50    P99",
             "127.0.0.1:7117               serving         8 GiB     4 GiB     2 GiB     4 GiB       1       3000   100 MiB   1.5 MiB  32 us   2 ms",
             "  sort on here               1 process                 4 GiB   1.9 GiB                         3000   100 MiB   1.5 MiB  32 us   2 ms",

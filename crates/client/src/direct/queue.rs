@@ -76,7 +76,8 @@ pub enum QueueError {
     /// A body that lies in the pool is in more pieces than a message has room to name, or is empty, or lies
     /// in a queue itself.
     #[error(
-        "queue {queue}: a body in the pool must be a layout of at least 1 byte that takes at most 4 KiB to describe"
+        "queue {queue}: a body in the pool must be a layout of at least 1 byte that takes at most 4 KiB to \
+         describe"
     )]
     Reference { queue: String },
     #[error("memory server {server} has no queue {queue}")]
@@ -85,7 +86,8 @@ pub enum QueueError {
     #[error("queue {queue} at memory server {server} is full: {messages} messages are in it")]
     Full { queue: String, server: String, messages: u64 },
     #[error(
-        "memory server {server} has no room for a message to queue {queue}: {free} of the lease are free there"
+        "memory server {server} has no room for a message to queue {queue}: {free} of the lease are free \
+         there"
     )]
     NoRoom { queue: String, server: String, free: ByteLen },
     #[error(
@@ -308,7 +310,7 @@ impl Direct {
         Ok(all)
     }
 
-    // --- sending ------------------------------------------------------------------------------------------------------------------------
+    // --- sending -------------------------------------------------------------------------------------------
 
     /// Appends a message to a queue. Blocks until the server has all of it, at most for as long as there is
     /// no room (`timeout`; zero: not at all), and the time of its transfer.
@@ -585,7 +587,7 @@ impl Direct {
         }
     }
 
-    // --- taking -------------------------------------------------------------------------------------------------------------------------
+    // --- taking --------------------------------------------------------------------------------------------
 
     /// Takes the next message. Blocks until there is one, or for `timeout`: then `None`. Tells the server on
     /// its way which messages are [done](Direct::done).
@@ -822,7 +824,7 @@ impl Direct {
         Place { region, program }
     }
 
-    // --- bodies -------------------------------------------------------------------------------------------------------------------------
+    // --- bodies --------------------------------------------------------------------------------------------
 
     /// Begins to bring the body of a message here, or to wait for it where it is on its way still
     /// (DIMMnet-3's HTP). Does not block. [`Direct::body`] has it then.
@@ -1017,7 +1019,7 @@ impl Direct {
         self.queues.dropped = dropped;
     }
 
-    // --- under the hood -----------------------------------------------------------------------------------------------------------------
+    // --- under the hood ------------------------------------------------------------------------------------
 
     /// Waits for an answer, which comes before the server counts as lost.
     fn queue_answer(

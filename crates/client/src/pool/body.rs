@@ -15,7 +15,8 @@ use crate::error::{LostReason, Operation, PoolError};
 #[derive(Default)]
 pub(super) struct Body {
     pub arg: u64,
-    /// For Get, Put and Discard. `memory[i]` is where the pages of `extents[i]` lie, or will; unused by Discard.
+    /// For Get, Put and Discard. `memory[i]` is where the pages of `extents[i]` lie, or will;
+    /// unused by Discard.
     pub extents: Vec<Extent>,
     pub memory: Vec<*mut u8>,
     /// For Get and Put: which region it is of, and the stamp of the store, if places are kept.
@@ -32,7 +33,8 @@ pub(super) struct Body {
     pub blocks: Vec<Block>,
     /// Where the bytes of a window lie, or will, one after the other.
     pub places: Vec<PieceMut>,
-    /// The bytes themselves, where the places are too many to be sent from or received into; or a scan's answer.
+    /// The bytes themselves, where the places are too many to be sent from or received into;
+    /// or a scan's answer.
     pub staging: Vec<u8>,
     /// Bytes of a window, or the most that a scan answers with.
     pub bytes: u32,
@@ -55,7 +57,8 @@ impl Body {
         self.bytes = 0;
     }
 
-    /// Whether the bytes of a window go through the staging: the places are too many, and too small, for the kernel.
+    /// Whether the bytes of a window go through the staging: the places are too many, and too
+    /// small, for the kernel.
     pub fn is_staged(&self) -> bool {
         self.places.len() > 1 && self.places.len() * 1024 > self.bytes as usize
     }

@@ -13,7 +13,8 @@ use super::ticket::{LeaseTicket, RegionTicket};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, SameHost};
 
-/// How a pool comes to be. Make one with [`PoolConfig::new`] or [`PoolConfig::attach`] and change what should be different.
+/// How a pool comes to be. Make one with [`PoolConfig::new`] or [`PoolConfig::attach`] and
+/// change what should be different.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolConfig {
@@ -33,9 +34,11 @@ pub struct PoolConfig {
     pub(super) without: Vec<Without>,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
-    /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by shared memory where they can.
+    /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by
+    /// shared memory where they can.
     pub same_host: Option<SameHost>,
-    /// From how many bytes on the direct view sends without a copy; none: as the variable `RAMPOOL_ZERO_COPY` says, or by itself.
+    /// From how many bytes on the direct view sends without a copy; none: as the variable
+    /// `RAMPOOL_ZERO_COPY` says, or by itself.
     pub zero_copy: Option<Wish>,
     /// The most memory that is kept pinned for it.
     pub pinned: ByteLen,
@@ -47,12 +50,13 @@ pub enum Copies {
     /// On one: a lost server takes its pages with it.
     #[default]
     One,
-    /// On two. Any one server may be lost. Open regions, queues and everything else of the direct view have one copy
-    /// all the same.
+    /// On two. Any one server may be lost. Open regions, queues and everything else of the direct view
+    /// have one copy all the same.
     Two,
     /// On one of the servers and on the last one, which is read only where that one is lost.
     WithBackup,
-    /// On two where there are two servers with room for that, else on one ([`super::Pool::copies`] says which).
+    /// On two where there are two servers with room for that, else on one
+    /// ([`super::Pool::copies`] says which).
     TwoIfTheyFit,
 }
 
@@ -92,8 +96,8 @@ impl PoolConfig {
             names.map(|(index, name)| Without { at_first: name.0 == 0, out: out(index) }).collect();
     }
 
-    /// Does without a server at first that is said not to answer, where that is one: the other holders of its pages are
-    /// there. It is joined when it can be reached.
+    /// Does without a server at first that is said not to answer, where that is one: the other holders of its
+    /// pages are there. It is joined when it can be reached.
     pub fn without_silent(&mut self, silent: &[bool]) {
         let has_nothing = self.without.is_empty();
         self.without.resize(self.without.len().max(silent.len()), Without::default());
@@ -143,11 +147,13 @@ pub(super) struct Without {
 
 /// One memory server of a pool, and what is wanted from it.
 ///
-/// Written `HOST`, `HOST:PORT`, `[V6ADDRESS]:PORT` or `unix:/PATH`, each perhaps followed by `=AMOUNT` (such as `=4G`).
+/// Written `HOST`, `HOST:PORT`, `[V6ADDRESS]:PORT` or `unix:/PATH`, each perhaps followed by
+/// `=AMOUNT` (such as `=4G`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerSpec {
     pub endpoint: Endpoint,
-    /// The memory wanted from this very server; `None`: an equal part of what the other servers' named amounts leave of the lease.
+    /// The memory wanted from this very server; `None`: an equal part of what the other servers' named
+    /// amounts leave of the lease.
     pub memory: Option<ByteLen>,
 }
 

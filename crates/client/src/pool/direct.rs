@@ -1,7 +1,8 @@
 //! The direct view's part of a pool: layouts cut into requests to the servers that hold their bytes.
 //!
-//! Where one server holds all of it and its program is short, the program travels whole, and each request is a window of it. Otherwise the runs are dealt out to
-//! their servers, and each request carries a program of its own.
+//! Where one server holds all of it and its program is short, the program travels whole, and each
+//! request is a window of it. Otherwise the runs are dealt out to their servers, and each request
+//! carries a program of its own.
 
 use super::body::{Body, Reply};
 use super::server::ZeroCopyWish;
@@ -35,7 +36,8 @@ const COPY_REQUEST_BYTES: u64 = 1 << 20;
 const SCAN_REQUEST_ELEMENTS: u64 = REQUEST_BYTES / 8;
 /// The same of bodies: heads of other messages leave between two of these.
 const BODY_REQUEST_BYTES: u64 = 128 << 10;
-/// Requests of one operation whose bytes do not pass by here; so many take about a gigabyte to remember. What moves bytes is bounded by this process's memory.
+/// Requests of one operation whose bytes do not pass by here; so many take about a gigabyte to remember. What
+/// moves bytes is bounded by this process's memory.
 const MOST_REQUESTS: u64 = 1 << 20;
 /// Bytes that one copy moves at most.
 pub(crate) const MOST_COPIED_BYTES: u64 = MOST_REQUESTS * COPY_REQUEST_BYTES;
@@ -67,7 +69,8 @@ pub enum RegionSelector<'a> {
     Ticket(&'a RegionTicket),
 }
 
-/// One request of a scan: its number, who answers it, and which of the selected bytes it is about, as (first, count).
+/// One request of a scan: its number, who answers it, and which of the selected bytes it is
+/// about, as (first, count).
 pub(crate) struct ScanPart {
     pub request: u64,
     pub server: ServerIndex,
@@ -104,8 +107,8 @@ impl Spread<'_> {
         self.names.only.or_else(placed).unwrap_or_else(|| self.placement.holder(page))
     }
 
-    /// What follows each other at one server; longer than any region where that holds all of it. One page where some
-    /// servers have missed some.
+    /// What follows each other at one server; longer than any region where that holds all of it. One page
+    /// where some servers have missed some.
     fn stripe_bytes(&self) -> u64 {
         if self.names.only.is_some() {
             1 << 60
@@ -156,7 +159,8 @@ impl Job {
 }
 
 impl Pool {
-    /// Opens a region for every member of the lease: by name, or by its ticket. Blocks until all servers have answered. Returns its length.
+    /// Opens a region for every member of the lease: by name, or by its ticket. Blocks until all servers have
+    /// answered. Returns its length.
     pub fn open_region(
         &mut self,
         selector: RegionSelector<'_>,
@@ -237,12 +241,13 @@ impl Pool {
         }
     }
 
-    /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not
-    /// block. Requests to one server leave, and are carried out, in the order in which they were made.
+    /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from
+    /// `memory` on, in order. Ends in an event with `token`. Does not block. Requests to one server leave,
+    /// and are carried out, in the order in which they were made.
     ///
     /// # Safety
-    /// What `local` selects is memory (writable, for `Gather`, and not used otherwise; else readable and unchanged) until the operation's event was returned by
-    /// [`Pool::poll`] or the pool was dropped.
+    /// What `local` selects is memory (writable, for `Gather`, and not used otherwise; else readable and
+    /// unchanged) until the operation's event was returned by [`Pool::poll`] or the pool was dropped.
     pub(crate) unsafe fn move_bytes(
         &mut self,
         region: PoolRegion,
@@ -301,7 +306,8 @@ impl Pool {
         shell.send(now);
     }
 
-    /// As [`Pool::move_bytes`] of consecutive bytes, where they are a part of one page and its server takes such requests. False, and nothing done, where not.
+    /// As [`Pool::move_bytes`] of consecutive bytes, where they are a part of one page and its server takes
+    /// such requests. False, and nothing done, where not.
     ///
     /// # Safety
     /// As [`Pool::move_bytes`], of as many bytes.
@@ -392,7 +398,8 @@ impl Pool {
         parts
     }
 
-    /// Copies what `source` selects in one region to what `target` selects in another, in order, from server to server. Ends in an event with `token`. Does not block.
+    /// Copies what `source` selects in one region to what `target` selects in another, in order, from server
+    /// to server. Ends in an event with `token`. Does not block.
     pub(crate) fn copy_bytes(
         &mut self,
         token: u64,
@@ -483,7 +490,8 @@ impl Pool {
         self.shell.take_reply(request).map(|reply| (reply.arg, reply.table, reply.bulk))
     }
 
-    /// From now on large pieces leave without a copy where that pays. Their memory stays as it is until the operation has ended. None where nothing leaves that way, or cannot.
+    /// From now on large pieces leave without a copy where that pays. Their memory stays as it is until the
+    /// operation has ended. None where nothing leaves that way, or cannot.
     pub(crate) fn send_without_copies(&mut self, wish: Wish, allowance_bytes: u64) -> Option<SharedZeroCopy> {
         let worth = |link: &Link<_>| match wish {
             Wish::Never => false,

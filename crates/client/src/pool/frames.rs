@@ -24,8 +24,8 @@ pub(super) struct FramesFile {
 }
 
 impl FramesFile {
-    /// `None`: it is no such file, the kernel refuses the mapping, or that would take more than a part of what
-    /// a limit on address space has left. Then every page is asked for.
+    /// `None`: it is no such file, the kernel refuses the mapping, or that would take more than a part of
+    /// what a limit on address space has left. Then every page is asked for.
     pub fn adopt(fd: OwnedFd) -> Option<Self> {
         let mut bytes = [0; PLAN_BYTES];
         // SAFETY: memory of our own, of this length.

@@ -1,4 +1,5 @@
-//! The queues' part of a pool. A queue lies at one server, which follows from its name: all members of a lease find it there, without asking.
+//! The queues' part of a pool. A queue lies at one server, which follows from its name: all members of a
+//! lease find it there, without asking.
 
 use super::body::lost;
 use super::server::Server;
@@ -43,7 +44,8 @@ impl Pool {
         self.shell.servers.len()
     }
 
-    /// Sends a request to a queue's server; [`Pool::queue_reply`] has the answer when it is there. Does not block.
+    /// Sends a request to a queue's server; [`Pool::queue_reply`] has the answer when it is
+    /// there. Does not block.
     pub(crate) fn ask_queue(&mut self, server: ServerIndex, opcode: Opcode, arg: u64, table: &[u8]) -> u64 {
         let now = Instant::now();
         let ask = Ask { class: Class::Demand, wanted: true, ..Ask::control(server, opcode, RegionId(0)) };
@@ -90,12 +92,14 @@ impl Pool {
         }))
     }
 
-    /// Does what input and output is possible without blocking. Events that come of it wait for [`Pool::poll`].
+    /// Does what input and output is possible without blocking. Events that come of it wait
+    /// for [`Pool::poll`].
     pub(crate) fn turn(&mut self) {
         self.step(Instant::now());
     }
 
-    /// Sleeps until there is something to receive, or the time is up. Servers that cannot be watched are lost.
+    /// Sleeps until there is something to receive, or the time is up. Servers that cannot be
+    /// watched are lost.
     pub(crate) fn rest(&mut self, until: Instant) {
         if let Err(error) = self.sleep(until) {
             self.give_up(&LostReason::Io(error.to_string()));
@@ -109,7 +113,8 @@ impl Pool {
         self.remember_names(Names { ids, only: Some(server), missed: Vec::new() }, None)
     }
 
-    /// A region of which another member has told the numbers; `None` if they are not as many as there are servers.
+    /// A region of which another member has told the numbers; `None` if they are not as many
+    /// as there are servers.
     pub(crate) fn remember_told(&mut self, ids: &[RegionId]) -> Option<PoolRegion> {
         (ids.len() == self.server_count())
             .then(|| self.remember_names(Names { ids: ids.to_vec(), only: None, missed: Vec::new() }, None))

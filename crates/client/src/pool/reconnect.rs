@@ -1,5 +1,5 @@
-//! One attempt to reach a server again: connect, shake hands, ask to be the member that this client was. Nothing here
-//! blocks, and nothing is decided: what comes of each step, the session hears.
+//! One attempt to reach a server again: connect, shake hands, ask to be the member that this client was.
+//! Nothing here blocks, and nothing is decided: what comes of each step, the session hears.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -173,8 +173,8 @@ impl Attempt {
     }
 }
 
-/// What cannot pass ends the server for this client: it has ended, with its pages, or another one is there, with
-/// another key.
+/// What cannot pass ends the server for this client: it has ended, with its pages, or another one
+/// is there, with another key.
 fn trouble(error: &HandshakeError) -> Trouble {
     match error {
         error if error.may_pass() => Trouble::MayPass,

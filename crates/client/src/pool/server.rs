@@ -178,8 +178,8 @@ impl Server {
         self.link.as_ref().map_or(&[], ServerLink::table)
     }
 
-    /// From now on large pieces leave without a copy, over this connection and those that take its place. What they
-    /// are read from stays as it is until the server has answered.
+    /// From now on large pieces leave without a copy, over this connection and those that take its place.
+    /// What they are read from stays as it is until the server has answered.
     pub fn send_without_copies(&mut self, zero_copy: ZeroCopyWish) {
         if let Some(link) = &mut self.link {
             link.send_without_copies(zero_copy.engine.as_ref(), zero_copy.wish, zero_copy.measured);
@@ -264,8 +264,8 @@ impl Server {
                     for n in 0..extent.count as usize {
                         let page = memory.wrapping_add(n * OS_PAGE_BYTES);
                         if made.is_none() {
-                            // SAFETY: the caller of `Pool::store` promised that these pages are readable and do not change until the
-                            // operation ends, and this request is one of its parts.
+                            // SAFETY: the caller of `Pool::store` promised that these pages are readable and
+                            // do not change until the operation ends, and this request is one of its parts.
                             let bytes = unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) };
                             self.out_entries.push(entry_of(bytes));
                         }
@@ -315,8 +315,8 @@ impl Server {
             Class::WriteBack => Urgency::WriteBack,
         };
         let link = self.link.as_mut().expect("the machine sends only while there is a link");
-        // SAFETY: the pieces are pages of a store, readable until its operation ends; that is not before `departure` was dropped (the machine sees
-        // to it), or the link was.
+        // SAFETY: the pieces are pages of a store, readable until its operation ends; that is not before
+        // `departure` was dropped (the machine sees to it), or the link was.
         unsafe { link.send(urgency, &self.frame, &self.pieces, departure) };
         self.stats.requests += 1;
         self.stats.sent_bytes += (self.frame.len() + self.pieces.iter().map(|p| p.len).sum::<usize>()) as u64;
@@ -376,8 +376,9 @@ impl Server {
             other => unreachable!("the machine lets no bytes of {other:?} come"),
         }
         let link = self.link.as_mut().expect("a head came from it");
-        // SAFETY: the places are memory of a fetch or a get, writable and no other operation's until that operation ends, which it does not before the bulk is in or
-        // the link is dropped; or they are in `packed` or the body's staging, which are not touched meanwhile.
+        // SAFETY: the places are memory of a fetch or a get, writable and no other operation's until that
+        // operation ends, which it does not before the bulk is in or the link is dropped; or they are in
+        // `packed` or the body's staging, which are not touched meanwhile.
         unsafe { link.place(&self.places) };
         Ok(Placed::Coming)
     }
@@ -390,12 +391,14 @@ impl Server {
         self.places.push(PieceMut { ptr: self.packed.as_mut_ptr(), len: bytes });
         self.dropping = true;
         if let Some(link) = &mut self.link {
-            // SAFETY: the place is in `packed`, which is not touched before the bulk is in or the link is dropped.
+            // SAFETY: the place is in `packed`, which is not touched before the bulk is in or
+            // the link is dropped.
             unsafe { link.place(&self.places) };
         }
     }
 
-    /// All bytes of an answer are in their places: unpacks and checks them. The first page of what is damaged.
+    /// All bytes of an answer are in their places: unpacks and checks them. The first page of
+    /// what is damaged.
     pub fn check(&mut self, of: &Request, body: &mut Body) -> Option<PageIndex> {
         match of.ask.opcode {
             Opcode::Get => self.check_pages(body),
@@ -449,7 +452,8 @@ impl Server {
                 let entry = entries.next().expect("one entry per page");
                 let page = memory.wrapping_add(n * OS_PAGE_BYTES);
                 match entry.len as usize {
-                    // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is no other operation's until this one ends.
+                    // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is no
+                    // other operation's until this one ends.
                     0 => unsafe { page.write_bytes(0, OS_PAGE_BYTES) },
                     OS_PAGE_BYTES => push_place(&mut self.places, page),
                     len => {
@@ -472,7 +476,8 @@ impl Server {
                     continue;
                 }
                 let page = memory.wrapping_add(n * OS_PAGE_BYTES);
-                // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is no other operation's until this one ends.
+                // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is no
+                // other operation's until this one ends.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(page, OS_PAGE_BYTES) };
                 let len = entry.len as usize;
                 let mut whole = true;
@@ -521,7 +526,8 @@ unsafe fn outgoing(request: &mut Body, pieces: &mut Vec<Piece>, crcs: &mut Vec<u
             request.staging.reserve_exact(request.bytes as usize);
             for place in &request.places {
                 let end = request.staging.len();
-                // SAFETY: the caller's promise; there is room for all places, and the length covers what was written.
+                // SAFETY: the caller's promise; there is room for all places, and the length
+                // covers what was written.
                 unsafe {
                     copy(place.ptr, request.staging.as_mut_ptr().add(end), place.len);
                     request.staging.set_len(end + place.len);

@@ -1,5 +1,5 @@
-//! The shell around the client's sessions: carries bytes between the session machine and the links, and decides
-//! nothing.
+//! The shell around the client's sessions: carries bytes between the session machine and the
+//! links, and decides nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -30,7 +30,8 @@ pub(super) struct Shell {
     pub events: VecDeque<PoolEvent>,
     replies: Vec<Reply>,
     pub in_place: InPlace,
-    /// What pieces bring to a server that has missed it. An order to receive or send is over before the next one begins.
+    /// What pieces bring to a server that has missed it. An order to receive or send is over
+    /// before the next one begins.
     pieces: Vec<Box<[u8]>>,
     /// A server has all of its pages again, since that was looked at.
     pub caught_up: bool,
@@ -76,7 +77,7 @@ impl Shell {
         self.pump(now);
     }
 
-    // --- Submitting ------------------------------------------------------------------------------------------------
+    // --- Submitting ----------------------------------------------------------------------------------------
 
     pub fn begin(&mut self, token: u64, store: bool) -> OpId {
         self.client.begin(token, store)
@@ -93,8 +94,8 @@ impl Shell {
         (&mut self.client, &mut self.bodies, &mut self.in_place)
     }
 
-    /// What the answers to a request for pages, or to a store, are noted under; `None`: there is no server whose
-    /// memory can be read.
+    /// What the answers to a request for pages, or to a store, are noted under; `None`: there is no
+    /// server whose memory can be read.
     pub fn stamp(&mut self, region: PoolRegion, opcode: Opcode) -> Option<(PoolRegion, Stamp)> {
         let any = self.servers.iter().any(|server| server.frames.is_some());
         any.then(|| (region, self.in_place.stamp(opcode == Opcode::Put)))
@@ -133,7 +134,7 @@ impl Shell {
         Some(self.replies.swap_remove(at))
     }
 
-    // --- Carrying --------------------------------------------------------------------------------------------------
+    // --- Carrying ------------------------------------------------------------------------------------------
 
     /// Takes in what has come, sends what may leave, and tells the time.
     pub fn step(&mut self, now: Instant) {
@@ -370,7 +371,7 @@ impl Shell {
         });
     }
 
-    // --- Losing and finding again ----------------------------------------------------------------------------------
+    // --- Losing and finding again --------------------------------------------------------------------------
 
     /// The connection is of no use any more.
     fn down(&mut self, index: usize, reason: LostReason, now: Instant) {

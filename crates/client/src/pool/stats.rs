@@ -43,7 +43,8 @@ impl Histogram {
         self.max
     }
 
-    /// The time that `share` (0.5: the median, 0.99 ...) of all recorded times do not exceed, to within a bucket; zero when nothing was recorded.
+    /// The time that `share` (0.5: the median, 0.99 ...) of all recorded times do not exceed, to within a
+    /// bucket; zero when nothing was recorded.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
         let mut seen = 0;

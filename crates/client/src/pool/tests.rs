@@ -125,7 +125,8 @@ fn stripes_spread_over_servers_and_come_back_as_one() {
     pool.discard(region, extent(4, 2));
     pool.discard(region, extent(20, 150));
     let zeroes = |n| vec![0; n * OS_PAGE_BYTES];
-    // Discards go behind stores, and a fetch may overtake them: ask once they are through, which a store behind them tells.
+    // Discards go behind stores, and a fetch may overtake them: ask once they are through,
+    // which a store behind them tells.
     store(&mut pool, region, extent(1000, 64), 1);
     assert_eq!(fetch(&mut pool, region, &[extent(3, 4)]), [content(3, 1), zeroes(2), content(6, 1)].concat());
     assert_eq!(
@@ -312,7 +313,8 @@ fn a_server_that_stops_reading_is_lost_at_the_deadline() {
     fake.state().mood.deaf = false;
 }
 
-/// A process that got no time to send, or to look, for longer than the deadline does not blame the server for it.
+/// A process that got no time to send, or to look, for longer than the deadline does not blame
+/// the server for it.
 #[test]
 fn a_client_that_was_held_up_itself_waits_for_the_answer_before_it_gives_the_server_up() {
     let fake = Fake::start(16 * MIB);
@@ -461,7 +463,8 @@ fn answers_in_any_order_reach_their_own_request_and_credits_are_kept() {
     for (n, memory) in memory.iter_mut().enumerate() {
         submit_fetch(&mut pool, region, 100 + n as u64, &[extent(15 * n as u64, 15)], memory, n % 2 == 0);
     }
-    // All that credits allow arrives and is held; then answers come, the last first, and make room for the rest.
+    // All that credits allow arrives and is held; then answers come, the last first, and make
+    // room for the rest.
     while fake.state().most.0 < MAX_REQUESTS {
         assert!(pool.poll().is_none());
     }
@@ -532,7 +535,8 @@ fn servers_that_break_the_protocol_are_lost() {
                 submit_store(&mut pool, region, token, extent(64 * token, 64), &memory);
             }
         }
-        // A hasty answer is an offence only while the store's pages have not left; loopback may be quicker than that.
+        // A hasty answer is an offence only while the store's pages have not left; loopback
+        // may be quicker than that.
         loop {
             match next(&mut pool) {
                 PoolEvent::Lost { reason: LostReason::Protocol(_), .. } => break,
@@ -617,7 +621,7 @@ fn operations_without_pages_end_like_others() {
     pool.discard(region, extent(5, 0));
 }
 
-// --- Two copies ----------------------------------------------------------------------------------------------------
+// --- Two copies --------------------------------------------------------------------------------------------
 
 fn two_copies(fakes: &[&Fake]) -> PoolConfig {
     let mut config = config(fakes, 8 * MIB);

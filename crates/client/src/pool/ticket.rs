@@ -1,8 +1,8 @@
 //! What a process hands to another so that it can become a member of the same lease, and take over regions.
 //!
-//! Both tickets have a text form for environment variables and files. A lease
-//! ticket carries the lease's tokens, and its holder may use the lease: give it to your own children only. Its
-//! `Debug` form does not show the tokens.
+//! Both tickets have a text form for environment variables and files. A lease ticket carries the
+//! lease's tokens, and its holder may use the lease: give it to your own children only. Its `Debug`
+//! form does not show the tokens.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,25 +35,28 @@ pub struct LeaseTicket {
 /// The part of a lease on one server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LeasePart {
-    /// The endpoint in numbers, so that attaching asks no name service, and the bytes that were leased there at first, by which pages are placed.
+    /// The endpoint in numbers, so that attaching asks no name service, and the bytes that were leased there
+    /// at first, by which pages are placed.
     pub server: ServerSpec,
     pub lease: LeaseId,
     pub token: LeaseToken,
 }
 
-/// The names of a region on every server of the pool, in the pool's order. Of use only to members of the same lease.
+/// The names of a region on every server of the pool, in the pool's order. Of use only to
+/// members of the same lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionTicket {
     /// Its name is 0 where it is not there: a server that was lost to one process is lost to those that it
     /// forks. And what was stored there, and what of it servers have missed.
     pub(super) handed: HandedOver,
-    /// The mark of the lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
+    /// The mark of the lease on each server: elsewhere the same numbers are other regions. 0:
+    /// the ticket does not say.
     pub(super) leases: Vec<u64>,
 }
 
 impl LeasePart {
-    /// Tells it from the others of this server, and of other runs of it; 0: nothing is leased yet. Says too little of the
-    /// token to join by.
+    /// Tells it from the others of this server, and of other runs of it; 0: nothing is leased yet. Says too
+    /// little of the token to join by.
     pub fn mark(&self) -> u64 {
         if !self.is_leased() {
             return 0;

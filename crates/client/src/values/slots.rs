@@ -150,7 +150,8 @@ mod tests {
                 }
             }
             let most = slots.with_room.values().map(BTreeSet::len).max();
-            prop_assert!(most.is_none_or(|most| most <= 1), "what is empty is freed, but for one extent of a class");
+            prop_assert!(most.is_none_or(|most| most <= 1), "what is empty is freed, but for one extent of a \
+                class");
             prop_assert!(extents.values().all(|length| *length <= LEAST_EXTENT));
         }
     }

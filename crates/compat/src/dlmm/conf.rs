@@ -30,7 +30,8 @@ pub enum ConfError {
     #[error("line {line}: {reason}")]
     BadServer { line: usize, reason: ServerSpecError },
     #[error(
-        "no line names the compute node; the first line is this machine and the local memory it may use, such as `calhost 2048`"
+        "no line names the compute node; the first line is this machine and the local memory it may use, \
+         such as `calhost 2048`"
     )]
     NoComputeNode,
     #[error("no line names a memory server; every line after the first is one, such as `memhost1 2048`")]

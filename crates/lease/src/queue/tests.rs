@@ -374,7 +374,7 @@ fn limits_are_named() {
     assert_eq!(queues.may_add(most), Err(QueueError::TooManyQueues(1)));
 }
 
-// --- against a model -------------------------------------------------------------------------------------------------------------------
+// --- against a model ---------------------------------------------------------------------------------------
 
 /// What a naive queue would do: a list that is searched from its start for everything.
 #[derive(Default)]

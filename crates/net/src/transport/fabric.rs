@@ -51,7 +51,8 @@ pub enum FabricError {
     #[error("no connection over UCX: polling: {0}")]
     Poll(#[from] io::Error),
     #[error(
-        "no connection over UCX: the peer has UCX {theirs}, this side UCX {ours}; install the same version on both"
+        "no connection over UCX: the peer has UCX {theirs}, this side UCX {ours}; install the same version \
+         on both"
     )]
     Version { ours: u32, theirs: u16 },
     #[error("no connection over UCX: the peer's length of UCX messages is not supported")]
@@ -60,7 +61,8 @@ pub enum FabricError {
     Address,
     /// The server was asked for UCX and does not offer it.
     #[error(
-        "no connection over UCX: it does not offer UCX there; start it with --listen ucx:HOST:PORT, or name it without `ucx:`"
+        "no connection over UCX: it does not offer UCX there; start it with --listen ucx:HOST:PORT, or name \
+         it without `ucx:`"
     )]
     NotOffered,
     /// It offers it, and could not after all.

@@ -1,5 +1,5 @@
-//! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then the setup of the transport that
-//! both have. The decisions are `rampool_wire::session`'s.
+//! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then the setup of the
+//! transport that both have. The decisions are `rampool_wire::session`'s.
 
 use super::fabric::FabricKind;
 use super::link::Link;

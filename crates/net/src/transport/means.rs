@@ -1,7 +1,8 @@
 //! What a transport is to a connection, and how two ends come to one.
 //!
-//! A transport is one file: what carries the bytes ([`Transport`]), how two ends that have authenticated set it up
-//! over their socket ([`TransportKind`], [`Setup`]), and its name ([`Means`]). One line in `handshake` lists it.
+//! A transport is one file: what carries the bytes ([`Transport`]), how two ends that have
+//! authenticated set it up over their socket ([`TransportKind`], [`Setup`]), and its name ([`Means`]).
+//! One line in `handshake` lists it.
 
 use super::seal::Seal;
 use super::tcp::{self, Peer, Stream, iovec, iovec_mut};
@@ -36,8 +37,8 @@ impl std::fmt::Display for Means {
     }
 }
 
-/// A connected, non-blocking stream of bytes: the socket over which its ends have met, or what they have agreed
-/// on next to it.
+/// A connected, non-blocking stream of bytes: the socket over which its ends have met, or what they
+/// have agreed on next to it.
 pub trait Transport: Send {
     /// That socket.
     fn stream(&self) -> &Stream;
@@ -53,8 +54,8 @@ pub trait Transport: Send {
     /// As `send`.
     unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Option<usize>>;
 
-    /// Receives into these pieces, in order, what has arrived. `Ok(None)`: nothing now; `Ok(Some(0))`: the peer
-    /// has closed.
+    /// Receives into these pieces, in order, what has arrived. `Ok(None)`: nothing now;
+    /// `Ok(Some(0))`: the peer has closed.
     ///
     /// # Safety
     /// Every piece is writable memory for the whole call, and not used otherwise meanwhile.
@@ -63,8 +64,8 @@ pub trait Transport: Send {
     /// As `recv`.
     unsafe fn receive(&mut self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>>;
 
-    /// Whether it is the socket: a call that brings nothing costs one into the kernel, and room to write shows
-    /// there as such. Otherwise that shows as something to read: a doorbell.
+    /// Whether it is the socket: a call that brings nothing costs one into the kernel, and room to write
+    /// shows there as such. Otherwise that shows as something to read: a doorbell.
     fn asks_kernel(&self) -> bool {
         false
     }
@@ -77,8 +78,8 @@ pub trait Transport: Send {
     /// Makes progress on pending sends, where nothing else does.
     fn drive(&mut self) {}
 
-    /// To be called before each sleep on the descriptor. `reading`, `writing`: what shall end the sleep. False:
-    /// do not sleep.
+    /// To be called before each sleep on the descriptor. `reading`, `writing`: what shall end the
+    /// sleep. False: do not sleep.
     fn may_sleep(&self, _reading: bool, _writing: bool) -> bool {
         true
     }

@@ -323,7 +323,8 @@ impl Setup for Offering {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(peer = %side.peer(), %error, "no shared memory with a client on this machine; it is served through its socket");
+                    tracing::warn!(peer = %side.peer(), %error, "no shared memory with a client on this \
+                        machine; it is served through its socket");
                 }
             }
             side.said.extend(self.offer.encode());
@@ -366,7 +367,8 @@ fn take(side: &mut Side<'_>, offer: Offer) -> Option<SealedMemory> {
     *side.frames = handed.next();
     let memory = SealedMemory::adopt(fd.as_fd(), geometry.memory_bytes());
     if let Err(error) = &memory {
-        tracing::warn!(peer = %side.peer(), %error, "no shared memory with a server on this machine; it is reached through its socket");
+        tracing::warn!(peer = %side.peer(), %error, "no shared memory with a server on this machine; it is \
+            reached through its socket");
     }
     memory.ok()
 }

@@ -1,5 +1,5 @@
-//! One suite over every way that frames can travel: TCP, Unix sockets, shared memory, and UCX over TCP and over
-//! its own shared memory; open, proved, sealed.
+//! One suite over every way that frames can travel: TCP, Unix sockets, shared memory, and UCX over TCP and
+//! over its own shared memory; open, proved, sealed.
 
 mod rings;
 mod ucx;

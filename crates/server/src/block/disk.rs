@@ -109,7 +109,8 @@ impl Disk {
     /// Counts a piece of a command that has failed.
     pub(super) fn count_failure(&self, failure: Failure) {
         if self.failures.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::error!(export = self.name, %failure, "a command of a block client failed; those to come are counted only");
+            tracing::error!(export = self.name, %failure, "a command of a block client failed; those to come \
+                are counted only");
         }
     }
 

@@ -1,5 +1,5 @@
-//! Pages of one region, changed while its lease is locked. They are made ready first: each in a frame to which
-//! only the page table refers.
+//! Pages of one region, changed while its lease is locked. They are made ready first: each in a frame to
+//! which only the page table refers.
 
 use crate::collect::{LINE_BYTES, ZEROES};
 use crate::refused::Refused;

@@ -5,8 +5,8 @@
 //! that has begun goes on to its end: if its connection ends, the reaper finishes it, and its member cannot
 //! come back before.
 //!
-//! Bytes are changed in place where only the page table refers to the frame; otherwise in a copy that replaces
-//! the page, so that bytes being sent do not change.
+//! Bytes are changed in place where only the page table refers to the frame; otherwise in a copy that
+//! replaces the page, so that bytes being sent do not change.
 
 use super::{Connection, Handled, Membership, Reused, Service, Step, Stepped, Work, count_read, no_lease};
 use crate::collect::{Gathered, LINE_BYTES, lies_plain};

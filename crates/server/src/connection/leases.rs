@@ -262,8 +262,8 @@ impl Work for Asking {
     }
 }
 
-/// It becomes a member in the lease as well; while another thread works on that, later: no other connection of
-/// this shard waits for a lease that is none of its own.
+/// It becomes a member in the lease as well; while another thread works on that, later: no other connection
+/// of this shard waits for a lease that is none of its own.
 impl Work for Attaching {
     fn step(&mut self, connection: &mut Connection, service: &mut Service, header: Header) -> Stepped {
         let shared = &service.shared;

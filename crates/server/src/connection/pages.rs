@@ -198,7 +198,8 @@ impl Work for Putting {
         }
         let shared = &service.shared;
         let Pages { extents, stored, stored_at, released, .. } = &mut *self.pages;
-        // While the frames are this request's alone: others may replace the pages as soon as they are entered.
+        // While the frames are this request's alone: others may replace the pages as soon as
+        // they are entered.
         if connection.link.features() & features::PLACES != 0 {
             let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
             stored_at.extend(stored.iter().map(place));

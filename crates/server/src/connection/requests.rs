@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 const FRAMES_A_TURN: usize = 64;
 /// A request of the direct view counts as so many frames: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
-/// Replies that are sent from where they lie, and are sent before the end of the turn: one call for several is
-/// faster than one for each.
+/// Replies that are sent from where they lie, and are sent before the end of the turn: one call for several
+/// is faster than one for each.
 const FLUSH_BYTES: usize = 1536 << 10;
 
 type Handler = fn(&mut Connection, &mut Service, Header) -> Handled;

@@ -1,5 +1,5 @@
-//! `Scatter` and `Accumulate`: bytes that come, and enter pages, all or none. An update that has begun goes on to
-//! its end, also without its connection.
+//! `Scatter` and `Accumulate`: bytes that come, and enter pages, all or none. An update that has begun goes
+//! on to its end, also without its connection.
 
 use super::edit::Edit;
 use super::{Connection, Handled, Membership, Service, Step, Stepped, Work, count_written};

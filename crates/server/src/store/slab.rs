@@ -45,7 +45,8 @@ pub struct Slabs {
     unlocked: AtomicBool,
 }
 
-/// The file of frames that are open: all slabs one after the other, by their numbers ([`rampool_wire::places`]).
+/// The file of frames that are open: all slabs one after the other, by their numbers
+/// ([`rampool_wire::places`]).
 struct FramesFile {
     memory: SealedMemory,
     fd: OwnedFd,

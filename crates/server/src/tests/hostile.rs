@@ -383,7 +383,8 @@ fn worst_order(seed: u64) {
                 _ => hostile[who].say(&mut rng),
             };
             if !goes_on {
-                // It is cut off, or cuts itself off, and comes again. The tickets that it has are known to all.
+                // It is cut off, or cuts itself off, and comes again. The tickets that it has
+                // are known to all.
                 ended += 1;
                 granted += hostile[who].granted.len().saturating_sub(hostile[who].known);
                 let mut again = come(generations, who);

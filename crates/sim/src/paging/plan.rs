@@ -23,8 +23,8 @@ pub struct Plan {
     pub instant_evictions: bool,
     /// One in so many steps is a changing caller's, not the pager's: the larger, the longer it is preempted.
     pub preemption: u64,
-    /// One in so many steps of a caller that has woken takes pages away: the larger, the longer what was given
-    /// up stays mapped.
+    /// One in so many steps of a caller that has woken takes pages away: the larger, the longer what
+    /// was given up stays mapped.
     pub lateness: u64,
     /// Several threads change mappings at a time, and are preempted. Else a change is over before anything
     /// else happens.

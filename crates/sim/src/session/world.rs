@@ -1,4 +1,5 @@
-//! The program, the shell, the network and the clock around the client's sessions, and the judge of all of it.
+//! The program, the shell, the network and the clock around the client's sessions, and the
+//! judge of all of it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -689,7 +690,7 @@ impl World {
         });
     }
 
-    // --- The shell -------------------------------------------------------------------------------------------------
+    // --- The shell -----------------------------------------------------------------------------------------
 
     /// One turn of the client's thread: takes in what has come, sends, looks at the clock.
     fn step(&mut self) {
@@ -1137,7 +1138,8 @@ impl World {
         others.filter(holds).find(|other| has(*other) || is_also_at(*other))
     }
 
-    /// Another holder of each page of a server is there and has what the page may hold, or knows that it has not.
+    /// Another holder of each page of a server is there and has what the page may hold, or
+    /// knows that it has not.
     fn judge_spare(&self, server: ServerIndex) {
         for page in 0..PAGES {
             let holders = self.me.client.placement().holders(PageIndex(page));
@@ -1447,7 +1449,8 @@ impl World {
         }
     }
 
-    /// Whether a server that is lost can be joined anew: it has begun anew, or has given this client up alone.
+    /// Whether a server that is lost can be joined anew: it has begun anew, or has given this
+    /// client up alone.
     fn may_renew(&self, server: ServerIndex) -> bool {
         let (judge, at) = (&self.me.judges[server.as_usize()], &self.servers[server.as_usize()]);
         let renews = self.plan.renews && judge.lost && !judge.lied && !at.down;
@@ -1732,7 +1735,7 @@ impl World {
         }
     }
 
-    // --- The network and the servers -------------------------------------------------------------------------------
+    // --- The network and the servers -----------------------------------------------------------------------
 
     fn happen(&mut self, event: Event) {
         let paused = self.me.paused_until.saturating_sub(self.now);
@@ -1844,7 +1847,8 @@ impl World {
             return;
         }
         if conn.cut {
-            // What was on its way may still come, much later, over a connection that looks alive to the server.
+            // What was on its way may still come, much later, over a connection that looks
+            // alive to the server.
             let Some(late) = conn.late else { return };
             if late > 0 {
                 self.at(late, Event::AtServer(link, message));
@@ -2001,7 +2005,8 @@ impl World {
         let kind = self.plan.lie.unwrap_or_else(|| self.rng.below(4));
         match kind {
             0 => {
-                // An answer of before: to what had the same slot as something that waits now, if there is one.
+                // An answer of before: to what had the same slot as something that waits now,
+                // if there is one.
                 let waits = |old: &ToClient| {
                     self.me.bodies.iter().any(|(id, body)| {
                         let same_slot = old.header.request & u64::from(u32::MAX) == u64::from(id.0);
@@ -2117,7 +2122,7 @@ impl World {
         }
     }
 
-    // --- Faults ----------------------------------------------------------------------------------------------------
+    // --- Faults --------------------------------------------------------------------------------------------
 
     fn fault(&mut self) {
         if self.quiet {
@@ -2269,7 +2274,7 @@ impl World {
         self.servers[index].down = self.rng.one_in(3);
     }
 
-    // --- The program -----------------------------------------------------------------------------------------------
+    // --- The program ---------------------------------------------------------------------------------------
 
     fn program(&mut self) {
         let grows = !matches!(self.child, Child::Unborn | Child::Grown);
@@ -2585,7 +2590,8 @@ impl World {
         self.pump();
     }
 
-    /// Whether each page of a region with these names has a holder, and each holder has the region, or brings nothing.
+    /// Whether each page of a region with these names has a holder, and each holder has the
+    /// region, or brings nothing.
     fn is_clone(&self, names: &[RegionId]) -> bool {
         let out = |server: ServerIndex| {
             let judge = &self.me.judges[server.as_usize()];

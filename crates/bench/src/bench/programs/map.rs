@@ -1,5 +1,5 @@
-//! A hash map of the standard library, filled in random order and looked up in random order: nearly each access
-//! is to another page.
+//! A hash map of the standard library, filled in random order and looked up in random order: nearly each
+//! access is to another page.
 
 use std::collections::HashMap;
 

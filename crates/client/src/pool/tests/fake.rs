@@ -1,5 +1,6 @@
 #![allow(clippy::cast_possible_truncation)]
-//! A memory server for tests: small, in this process, and able to misbehave on demand. It keeps pages in maps and its own account of credits.
+//! A memory server for tests: small, in this process, and able to misbehave on demand. It keeps pages in maps
+//! and its own account of credits.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
