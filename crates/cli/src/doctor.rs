@@ -36,6 +36,30 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let found = Capabilities::probe();
     let best = found.best_fault_mode();
+    show(&found);
+    println!();
+    if best == FaultMode::Segv && found.segv.is_err() {
+        println!("No fault mode works here: `rampool run` cannot catch page faults.");
+        fix(&found);
+        return Ok(2);
+    }
+    println!("`rampool run` will use the fault mode `{}`: {}", best.name(), meaning(best));
+    if best == FaultMode::Full {
+        return Ok(0);
+    }
+    println!("because {}", reason(&found));
+    if best == FaultMode::Segv && found.most_mappings < 1 << 18 {
+        println!(
+            "On this fault mode, a large --local needs larger pages (--page-size 64K) or: sysctl -w \
+             vm.max_map_count=1048576"
+        );
+    }
+    fix(&found);
+    Ok(1)
+}
+
+/// What this machine has.
+fn show(found: &Capabilities) {
     println!("kernel             {}", found.kernel);
     println!(
         "page size          {} bytes{}",
@@ -80,25 +104,6 @@ pub fn run(args: &Args) -> Result<i32> {
     zero_copy();
     fabrics();
     swap::show();
-    println!();
-    if best == FaultMode::Segv && found.segv.is_err() {
-        println!("No fault mode works here: `rampool run` cannot catch page faults.");
-        fix(&found);
-        return Ok(2);
-    }
-    println!("`rampool run` will use the fault mode `{}`: {}", best.name(), meaning(best));
-    if best == FaultMode::Full {
-        return Ok(0);
-    }
-    println!("because {}", reason(&found));
-    if best == FaultMode::Segv && found.most_mappings < 1 << 18 {
-        println!(
-            "On this fault mode, a large --local needs larger pages (--page-size 64K) or: sysctl -w \
-             vm.max_map_count=1048576"
-        );
-    }
-    fix(&found);
-    Ok(1)
 }
 
 /// How to reach servers on this machine.

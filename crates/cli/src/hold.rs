@@ -10,16 +10,13 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rampool_client::pool::Pool;
 use rampool_kernel::probe::FaultMode;
 use rampool_kernel::words::remark;
-use rampool_run::fork_fallback::ForkFallback;
-use rampool_run::process_registry::ProcessRegistry;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::run::redundancy::Redundancy;
-use crate::run::{Begun, Options, caretaker};
+use crate::run::Options;
+use crate::run::caretaker::{self, Held};
 
 /// Lease memory for a process that runs already, until it ends.
 ///
@@ -53,49 +50,21 @@ pub fn run(args: &Args) -> Result<i32> {
         )
     };
     let name = program_name(args.process);
-    let Begun { run_dir, own, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
-    debug_assert_eq!(settings.fault_mode, FaultMode::Full);
-    let prepare = || {
-        settings.write()?;
-        let registry =
-            ProcessRegistry::create(run_dir.path()).context("the run's directory cannot be written")?;
-        let fork_fallback =
-            ForkFallback::create(run_dir.path()).context("the run's directory cannot be written")?;
+    let begun = args.options.begin(&name, below_full)?;
+    debug_assert_eq!(begun.settings.fault_mode, FaultMode::Full);
+    let (mut held, ()) = begun.hold(|begun| {
         let mut out = std::io::stdout();
-        writeln!(out, "{}\n{}", run_dir.path().display(), libraries[0].display())?;
-        out.flush()?;
-        anyhow::Ok((registry, fork_fallback))
-    };
-    let (registry, mut fork_fallback) = match prepare() {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            // The lease would stay for the grace time otherwise.
-            pool.close();
-            return Err(error);
-        }
-    };
-    let mut redundancy = Redundancy::new(settings, &mut pool);
-    wait(&watched, &mut pool, &mut redundancy, &registry, &mut fork_fallback)?;
-    caretaker::end(
-        pool,
-        redundancy,
-        &registry,
-        fork_fallback,
-        run_dir,
-        own,
-        caretaker::Later::than(args.process.cast_unsigned()),
-    );
+        writeln!(out, "{}\n{}", begun.run_dir.path().display(), begun.libraries[0].display())?;
+        Ok(out.flush()?)
+    })?;
+    wait(&watched, &mut held)?;
+    caretaker::end(held, caretaker::Later::than(args.process.cast_unsigned()));
     Ok(0)
 }
 
 /// Keeps the lease alive until the process has ended.
-fn wait(
-    watched: &OwnedFd,
-    pool: &mut Pool,
-    redundancy: &mut Redundancy,
-    registry: &ProcessRegistry,
-    fork_fallback: &mut ForkFallback,
-) -> Result<()> {
+fn wait(watched: &OwnedFd, held: &mut Held) -> Result<()> {
+    let Held { pool, redundancy, registry, fork_fallback, .. } = held;
     let mut called = Instant::now();
     loop {
         caretaker::serve_pool(pool);

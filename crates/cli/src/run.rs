@@ -31,6 +31,7 @@ use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
 
+use self::caretaker::Held;
 use self::hosts::{HostArgs, OwnServers, RemoteServer};
 use self::private::{Backup, PrivateServer};
 use self::redundancy::Redundancy;
@@ -200,60 +201,33 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let name = found.path.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
     let below_full = || Ok(program::check_below_full(&found.path)?);
-    let Begun { run_dir, own, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
-    let prepare = || {
-        settings.write()?;
-        let registry = ProcessRegistry::create(run_dir.path()).context("cannot write the run's directory")?;
-        let fork_fallback =
-            ForkFallback::create(run_dir.path()).context("cannot write the run's directory")?;
+    let begun = args.options.begin(&name, below_full)?;
+    let mut unmanaged = Unmanaged::new(&begun.libraries[0].file_name().unwrap_or_default().to_string_lossy());
+    let (mut held, (mut signals, started, process)) = begun.hold(|begun| {
         let (started, mut signals) = (Instant::now(), Signals::block()?);
         signals.watch_group();
-        let process = start(&found, &args.command, &libraries, &settings, &signals, &pool)?;
+        let process = start(&found, &args.command, begun, &signals)?;
         signals.watch_group();
-        anyhow::Ok((registry, fork_fallback, signals, started, process))
-    };
-    let (registry, mut fork_fallback, mut signals, started, process) = match prepare() {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            // Otherwise the lease stays for the grace time.
-            pool.close();
-            return Err(error);
-        }
-    };
-    let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
+        Ok((signals, started, process))
+    })?;
     let progress = args.progress.then_some((started, args.options.local));
     let mut later = caretaker::Later::than(process.cast_unsigned());
-    let mut redundancy = Redundancy::new(settings, &mut pool);
-    let Ended { status, most_resident } = wait(
-        &mut later,
-        &mut pool,
-        &mut redundancy,
-        &registry,
-        &mut fork_fallback,
-        &mut unmanaged,
-        &mut signals,
-        &run_dir,
-        progress,
-    )?;
+    let Ended { status, most_resident } =
+        wait(&mut held, &mut later, &mut unmanaged, &mut signals, progress)?;
     drop(signals);
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
-        let counters = run_dir.read_stats();
-        let unmanaged: Vec<&str> = unmanaged.reasons().collect();
-        let text = if to.extension().is_some_and(|e| e == "json") {
-            summary::json(&name, &counters, wall, status, args.options.local, &pool.stats(), &unmanaged)
-        } else {
-            summary::summary(
-                &name,
-                &counters,
-                wall,
-                status,
-                args.options.local,
-                most_resident,
-                &pool.stats(),
-                &unmanaged,
-            )
+        let told = summary::Told {
+            name: &name,
+            processes: &held.run_dir.read_stats(),
+            wall,
+            status,
+            local: args.options.local,
+            servers: &held.pool.stats(),
+            unmanaged: &unmanaged.reasons().collect::<Vec<_>>(),
         };
+        let as_json = to.extension().is_some_and(|e| e == "json");
+        let text = if as_json { told.json() } else { told.summary(most_resident) };
         match &mut stats {
             None => say(&text),
             // The program's exit code stands, even if the summary cannot be written.
@@ -264,7 +238,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         }
     }
-    caretaker::end(pool, redundancy, &registry, fork_fallback, run_dir, own, later);
+    caretaker::end(held, later);
     finish(status)
 }
 
@@ -289,6 +263,32 @@ pub struct Begun {
     pub settings: Settings,
     /// What programs load, the agent first.
     pub libraries: Vec<PathBuf>,
+}
+
+impl Begun {
+    /// Starts a program, as `start` does. If that fails, the lease does not stay for the grace time.
+    pub fn hold<T>(self, start: impl FnOnce(&Self) -> Result<T>) -> Result<(Held, T)> {
+        let prepare = || {
+            self.settings.write()?;
+            let directory = self.run_dir.path();
+            let registry = ProcessRegistry::create(directory).context("cannot write the run's directory")?;
+            let fork_fallback =
+                ForkFallback::create(directory).context("cannot write the run's directory")?;
+            anyhow::Ok((registry, fork_fallback, start(&self)?))
+        };
+        let prepared = prepare();
+        let Self { run_dir, own, mut pool, settings, .. } = self;
+        match prepared {
+            Ok((registry, fork_fallback, started)) => {
+                let redundancy = Redundancy::new(settings, &mut pool);
+                Ok((Held { pool, redundancy, registry, fork_fallback, run_dir, own }, started))
+            }
+            Err(error) => {
+                pool.close();
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Options {
@@ -514,14 +514,8 @@ fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultM
 
 /// Starts the program, with the signal mask from before, and what keeps a CPU awake for it; returns its
 /// process id. (`Command` would copy this process first.)
-fn start(
-    found: &Found,
-    command: &[OsString],
-    libraries: &[PathBuf],
-    settings: &Settings,
-    signals: &Signals,
-    pool: &Pool,
-) -> Result<i32> {
+fn start(found: &Found, command: &[OsString], begun: &Begun, signals: &Signals) -> Result<i32> {
+    let Begun { libraries, settings, pool, .. } = begun;
     keep_awake(settings, pool);
     let run_dir = &settings.run_dir;
     let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
@@ -559,21 +553,17 @@ struct Ended {
 
 /// Waits for the program, passes signals on, keeps the lease alive.
 fn wait(
+    held: &mut Held,
     later: &mut caretaker::Later,
-    pool: &mut Pool,
-    redundancy: &mut Redundancy,
-    registry: &ProcessRegistry,
-    fork_fallback: &mut ForkFallback,
     unmanaged: &mut Unmanaged,
     signals: &mut Signals,
-    run_dir: &RunDir,
     progress: Option<(Instant, ByteLen)>,
 ) -> Result<Ended> {
+    let Held { pool, redundancy, registry, fork_fallback, run_dir, .. } = held;
     let pid = later.program().cast_signed();
     let (mut shown, mut called) = (Instant::now(), Instant::now());
     let mut line = summary::ProgressLine::default();
-    let mut told_to_end: Option<(Instant, u64)> = None;
-    let mut said_to_be_slow = false;
+    let mut slow_end = SlowEnd::default();
     loop {
         caretaker::serve_pool(pool);
         let mut raw = 0;
@@ -618,23 +608,42 @@ fn wait(
         let turn = due.unwrap_or(LONGEST_TURN).clamp(SHORTEST_TURN, LONGEST_TURN);
         signals.wait(turn, |came| {
             came.pass_to(pid);
-            if came.signal == libc::SIGTERM && told_to_end.is_none() {
-                told_to_end = Some((Instant::now(), faults(run_dir)));
+            if came.signal == libc::SIGTERM {
+                slow_end.told_to_end(run_dir);
             }
         });
-        if let Some((since, before)) =
-            told_to_end.filter(|_| !said_to_be_slow).filter(|(since, _)| since.elapsed() > SLOW_END)
-        {
-            said_to_be_slow = true;
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            let waited = faults(run_dir).saturating_sub(before);
-            let seconds = since.elapsed().as_secs();
-            remark(&format!(
-                "rampool: {} has not ended {seconds} s after SIGTERM; it has waited for {waited} pages \
-                 since. `kill -9 {pid}` ends it at once",
-                name.trim()
-            ));
+        slow_end.look(pid, run_dir);
+    }
+}
+
+/// Tells once that a program takes long to end after SIGTERM.
+#[derive(Default)]
+struct SlowEnd {
+    /// When it was told to end, and how many faults there had been.
+    since: Option<(Instant, u64)>,
+    said: bool,
+}
+
+impl SlowEnd {
+    fn told_to_end(&mut self, run_dir: &RunDir) {
+        self.since.get_or_insert_with(|| (Instant::now(), faults(run_dir)));
+    }
+
+    fn look(&mut self, pid: i32, run_dir: &RunDir) {
+        let Some((since, before)) = self.since.filter(|(since, _)| since.elapsed() > SLOW_END) else {
+            return;
+        };
+        if std::mem::replace(&mut self.said, true) {
+            return;
         }
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let waited = faults(run_dir).saturating_sub(before);
+        let seconds = since.elapsed().as_secs();
+        remark(&format!(
+            "rampool: {} has not ended {seconds} s after SIGTERM; it has waited for {waited} pages since. \
+             `kill -9 {pid}` ends it at once",
+            name.trim()
+        ));
     }
 }
 

@@ -51,32 +51,7 @@ pub fn run(args: Args) -> Result<i32> {
              --key-file FILE)"
         );
     }
-    let rules = settings.tenants.as_deref().map(tenants::load).transpose()?.unwrap_or_default();
-    let config = ServerConfig {
-        listen: settings.listen.clone(),
-        key,
-        encryption: settings.encryption,
-        store: settings.store,
-        shards: settings.shards.unwrap_or(defaults.shards),
-        spin: settings.spin_us.map_or(defaults.spin, Duration::from_micros),
-        grace: settings.grace_ms.map_or(defaults.grace, Duration::from_millis),
-        heartbeat: settings.heartbeat_ms.map_or(defaults.heartbeat, Duration::from_millis),
-        silence: settings.silence_ms.map_or(defaults.silence, Duration::from_millis),
-        max_connections: settings.max_connections.unwrap_or(defaults.max_connections),
-        queues: settings.queues,
-        lock_memory: !settings.no_lock,
-        rings: !settings.no_rings,
-        open_frames: open_frames(&settings),
-        disk: settings.disk.as_deref().map(unnamed_file).transpose()?,
-        allow_uids: settings.allow_uid.clone(),
-        copy_to: settings.copy_to.clone(),
-        ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
-        block: settings.block.clone(),
-        tenants: rules,
-        pressure: pressure_files(settings.open_frames || settings.disk.is_some()),
-        ..defaults
-    };
-    let server = Server::start(config)?;
+    let server = Server::start(configuration(&settings, key, defaults)?)?;
     if let Ok(there_is) = available::in_all()
         && settings.memory.0 > there_is
         && settings.disk.is_none()
@@ -90,21 +65,7 @@ pub fn run(args: Args) -> Result<i32> {
         .as_ref()
         .map(|address| metrics::Responder::start(address, server.observer(), server.endpoints()))
         .transpose()?;
-    for endpoint in server.endpoints() {
-        // On standard output for scripts, which cannot know the port otherwise if it is 0.
-        println!("listening on {endpoint}");
-        tracing::info!(%endpoint, memory = %settings.memory, store = ?settings.store, keyed = settings.key_file.is_some(), "serving");
-    }
-    for endpoint in server.block_endpoints() {
-        println!("nbd on {endpoint}");
-        for export in &settings.block.exports {
-            tracing::info!(%endpoint, export = export.name, bytes = %ByteLen(export.bytes), "block device");
-        }
-        if settings.block.plain {
-            tracing::warn!(%endpoint, "NBD has no key: every client that reaches this address can read and \
-                write every export");
-        }
-    }
+    say_where(&server, &settings);
     if let Some(metrics) = &metrics {
         println!("metrics on http://{0}/metrics, a page on http://{0}/", metrics.address());
     }
@@ -139,6 +100,58 @@ pub fn run(args: Args) -> Result<i32> {
         }
     };
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+}
+
+/// The settings, as the server takes them; the rest are its defaults.
+fn configuration(
+    settings: &settings::Settings,
+    key: Option<Key>,
+    defaults: ServerConfig,
+) -> Result<ServerConfig> {
+    let rules = settings.tenants.as_deref().map(tenants::load).transpose()?.unwrap_or_default();
+    Ok(ServerConfig {
+        listen: settings.listen.clone(),
+        key,
+        encryption: settings.encryption,
+        store: settings.store,
+        shards: settings.shards.unwrap_or(defaults.shards),
+        spin: settings.spin_us.map_or(defaults.spin, Duration::from_micros),
+        grace: settings.grace_ms.map_or(defaults.grace, Duration::from_millis),
+        heartbeat: settings.heartbeat_ms.map_or(defaults.heartbeat, Duration::from_millis),
+        silence: settings.silence_ms.map_or(defaults.silence, Duration::from_millis),
+        max_connections: settings.max_connections.unwrap_or(defaults.max_connections),
+        queues: settings.queues,
+        lock_memory: !settings.no_lock,
+        rings: !settings.no_rings,
+        open_frames: open_frames(settings),
+        disk: settings.disk.as_deref().map(unnamed_file).transpose()?,
+        allow_uids: settings.allow_uid.clone(),
+        copy_to: settings.copy_to.clone(),
+        ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
+        block: settings.block.clone(),
+        tenants: rules,
+        pressure: pressure_files(settings.open_frames || settings.disk.is_some()),
+        ..defaults
+    })
+}
+
+/// On standard output for scripts, which cannot know the port otherwise if it is 0, and in the log.
+fn say_where(server: &RunningServer, settings: &settings::Settings) {
+    for endpoint in server.endpoints() {
+        println!("listening on {endpoint}");
+        let (memory, store, keyed) = (settings.memory, settings.store, settings.key_file.is_some());
+        tracing::info!(%endpoint, %memory, ?store, keyed, "serving");
+    }
+    for endpoint in server.block_endpoints() {
+        println!("nbd on {endpoint}");
+        for export in &settings.block.exports {
+            tracing::info!(%endpoint, export = export.name, bytes = %ByteLen(export.bytes), "block device");
+        }
+        if settings.block.plain {
+            tracing::warn!(%endpoint, "NBD has no key: every client that reaches this address can read and \
+                write every export");
+        }
+    }
 }
 
 /// Why a server ends that was sent no signal.

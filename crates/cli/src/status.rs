@@ -1,11 +1,10 @@
 //! `rampool status`: what servers lend, and to whom.
 
+use crate::top::table::{aligned, bytes as size};
 use anyhow::{Context, Result};
 use rampool_client::pool::ServerSpec;
 use rampool_net::transport::LocalPolicy;
 use rampool_server::{LeaseStatus, QueryError, ServerStatus, query_status};
-use rampool_wire::units::ByteLen;
-use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use crate::access::Access;
@@ -89,140 +88,135 @@ fn clients(status: &ServerStatus) -> u64 {
 
 fn table(answers: &[Answer]) -> String {
     let mut out = String::new();
-    let size = |bytes: u64| ByteLen(bytes).to_string();
-    let mut servers =
-        vec![["SERVER", "LENDS", "LEASED", "FREE", "IN USE", "CLIENTS", "STATE"].map(String::from)];
-    for (name, answer) in answers {
-        servers.push(match answer {
-            Ok(s) => [
-                name.clone(),
-                size(s.memory_bytes),
-                size(s.lent_bytes),
-                size(s.free_bytes),
-                size(s.used_bytes),
-                clients(s).to_string(),
-                state(s),
-            ],
-            Err(_) => {
-                [name.clone(), "-".into(), "-".into(), "-".into(), "-".into(), "-".into(), "no answer".into()]
-            }
-        });
-    }
-    align(&mut out, &servers);
-    let mut leases = vec![
-        ["LEASE", "SERVER", "NAME", "HOST", "LEASED", "IN USE", "PAGES READ", "PAGES WRITTEN", "PROCESSES"]
-            .map(String::from),
+    add(&mut out, ["SERVER", "LENDS", "LEASED", "FREE", "IN USE", "CLIENTS", "STATE"], servers(answers));
+    // Of the servers that have answered, with their names.
+    let up = || answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().ok()?)));
+    let head =
+        ["LEASE", "SERVER", "NAME", "HOST", "LEASED", "IN USE", "PAGES READ", "PAGES WRITTEN", "PROCESSES"];
+    add(&mut out, head, up().flat_map(|(name, status)| leases(name, status)).collect());
+    let head =
+        ["TENANT", "SERVER", "LEASED", "MAY LEASE", "CONNECTIONS", "REGIONS", "QUEUES", "REPLIES", "SERVED"];
+    add(&mut out, head, up().flat_map(|(name, status)| tenants(name, status)).collect());
+    let head = [
+        "QUEUE", "SERVER", "LEASE", "MESSAGES", "TAKEN", "IN USE", "WAITING", "SENT", "DONE", "AGAIN", "FULL",
     ];
-    for (name, answer) in answers {
-        for lease in answer.iter().flat_map(leases_of_programs) {
-            let member = |m: &rampool_server::MemberStatus| match (m.connections, m.means.as_str()) {
-                (0, _) => format!("{} (lost)", m.pid),
-                // For a server that does not report it.
-                (_, "") => m.pid.to_string(),
-                (_, means) => format!("{} ({means})", m.pid),
-            };
-            leases.push([
-                lease.lease.to_string(),
-                name.clone(),
-                lease.name.clone(),
-                lease.host.clone(),
-                size(lease.bytes),
-                size(lease.used_bytes),
-                lease.operations.got_pages.to_string(),
-                lease.operations.put_pages.to_string(),
-                lease.members.iter().map(member).collect::<Vec<_>>().join(" "),
-            ]);
-        }
-    }
-    if leases.len() > 1 {
-        out.push('\n');
-        align(&mut out, &leases);
-    }
-    let mut tenants = vec![
-        ["TENANT", "SERVER", "LEASED", "MAY LEASE", "CONNECTIONS", "REGIONS", "QUEUES", "REPLIES", "SERVED"]
-            .map(String::from),
-    ];
-    for (name, answer) in answers {
-        tenants.extend(answer.iter().flat_map(|status| &status.tenants).filter(|t| !t.name.is_empty()).map(
-            |t| {
-                [
-                    t.name.clone(),
-                    name.clone(),
-                    size(t.lent_bytes),
-                    t.quota_bytes.map_or_else(|| "-".to_owned(), size),
-                    t.connections.to_string(),
-                    t.regions.to_string(),
-                    t.queues.to_string(),
-                    size(t.reply_bytes),
-                    format!("{:.1} s", Duration::from_micros(t.served_us).as_secs_f64()),
-                ]
-            },
-        ));
-    }
-    if tenants.len() > 1 {
-        out.push('\n');
-        align(&mut out, &tenants);
-    }
-    let mut queues = vec![
-        [
-            "QUEUE", "SERVER", "LEASE", "MESSAGES", "TAKEN", "IN USE", "WAITING", "SENT", "DONE", "AGAIN",
-            "FULL",
-        ]
-        .map(String::from),
-    ];
-    for (name, answer) in answers {
-        for lease in answer.as_ref().map_or(&[][..], |s| &s.leases) {
-            queues.extend(lease.queues.iter().map(|queue| {
-                [
-                    queue.name.clone(),
-                    name.clone(),
-                    lease.lease.to_string(),
-                    queue.messages.to_string(),
-                    queue.held.to_string(),
-                    size(queue.bytes),
-                    format!("{} to send, {} to take", queue.waiting_senders, queue.waiting_receivers),
-                    queue.pushed.to_string(),
-                    queue.done.to_string(),
-                    queue.redelivered.to_string(),
-                    queue.full.to_string(),
-                ]
-            }));
-        }
-    }
-    if queues.len() > 1 {
-        out.push('\n');
-        align(&mut out, &queues);
-    }
-    let mut exports = vec![
-        ["EXPORT", "SERVER", "SIZE", "IN USE", "CLIENTS", "READ", "WRITTEN", "FAILED"].map(String::from),
-    ];
-    for (name, answer) in answers {
-        exports.extend(answer.iter().flat_map(|status| &status.exports).map(|export| {
-            [
-                export.name.clone(),
-                name.clone(),
-                size(export.bytes),
-                size(export.used_bytes),
-                export.clients.to_string(),
-                size(export.read_bytes),
-                size(export.written_bytes),
-                export.failures.to_string(),
-            ]
-        }));
-    }
-    if exports.len() > 1 {
-        out.push('\n');
-        align(&mut out, &exports);
-    }
-    for (_, answer) in answers {
-        if let Err(error) = answer {
-            let _ = write!(out, "\n{error}");
-        }
-    }
-    if answers.iter().any(|(_, answer)| answer.is_err()) {
+    add(&mut out, head, up().flat_map(|(name, status)| queues(name, status)).collect());
+    let head = ["EXPORT", "SERVER", "SIZE", "IN USE", "CLIENTS", "READ", "WRITTEN", "FAILED"];
+    add(&mut out, head, up().flat_map(|(name, status)| exports(name, status)).collect());
+    let silent: Vec<String> =
+        answers.iter().filter_map(|(_, answer)| Some(format!("\n{}", answer.as_ref().err()?))).collect();
+    if !silent.is_empty() {
+        out.push_str(&silent.concat());
         out.push('\n');
     }
     out
+}
+
+/// Adds a table that has rows, after an empty line where it is not the first.
+fn add<const N: usize>(out: &mut String, head: [&str; N], rows: Vec<[String; N]>) {
+    if rows.is_empty() {
+        return;
+    }
+    if !out.is_empty() {
+        out.push('\n');
+    }
+    let mut all = vec![head.map(String::from)];
+    all.extend(rows);
+    aligned(out, &all, &[true; N]);
+}
+
+fn servers(answers: &[Answer]) -> Vec<[String; 7]> {
+    let row = |(name, answer): &Answer| match answer {
+        Ok(s) => [
+            name.clone(),
+            size(s.memory_bytes),
+            size(s.lent_bytes),
+            size(s.free_bytes),
+            size(s.used_bytes),
+            clients(s).to_string(),
+            state(s),
+        ],
+        Err(_) => [name, "-", "-", "-", "-", "-", "no answer"].map(String::from),
+    };
+    answers.iter().map(row).collect()
+}
+
+fn leases(server: &str, status: &ServerStatus) -> Vec<[String; 9]> {
+    let member = |m: &rampool_server::MemberStatus| match (m.connections, m.means.as_str()) {
+        (0, _) => format!("{} (lost)", m.pid),
+        // For a server that does not report it.
+        (_, "") => m.pid.to_string(),
+        (_, means) => format!("{} ({means})", m.pid),
+    };
+    let row = |lease: &LeaseStatus| {
+        [
+            lease.lease.to_string(),
+            server.to_owned(),
+            lease.name.clone(),
+            lease.host.clone(),
+            size(lease.bytes),
+            size(lease.used_bytes),
+            lease.operations.got_pages.to_string(),
+            lease.operations.put_pages.to_string(),
+            lease.members.iter().map(member).collect::<Vec<_>>().join(" "),
+        ]
+    };
+    leases_of_programs(status).map(row).collect()
+}
+
+fn tenants(server: &str, status: &ServerStatus) -> Vec<[String; 9]> {
+    let named = status.tenants.iter().filter(|tenant| !tenant.name.is_empty());
+    named
+        .map(|t| {
+            [
+                t.name.clone(),
+                server.to_owned(),
+                size(t.lent_bytes),
+                t.quota_bytes.map_or_else(|| "-".to_owned(), size),
+                t.connections.to_string(),
+                t.regions.to_string(),
+                t.queues.to_string(),
+                size(t.reply_bytes),
+                format!("{:.1} s", Duration::from_micros(t.served_us).as_secs_f64()),
+            ]
+        })
+        .collect()
+}
+
+fn queues(server: &str, status: &ServerStatus) -> Vec<[String; 11]> {
+    let all = status.leases.iter().flat_map(|lease| lease.queues.iter().map(move |queue| (lease, queue)));
+    all.map(|(lease, queue)| {
+        [
+            queue.name.clone(),
+            server.to_owned(),
+            lease.lease.to_string(),
+            queue.messages.to_string(),
+            queue.held.to_string(),
+            size(queue.bytes),
+            format!("{} to send, {} to take", queue.waiting_senders, queue.waiting_receivers),
+            queue.pushed.to_string(),
+            queue.done.to_string(),
+            queue.redelivered.to_string(),
+            queue.full.to_string(),
+        ]
+    })
+    .collect()
+}
+
+fn exports(server: &str, status: &ServerStatus) -> Vec<[String; 8]> {
+    let all = status.exports.iter().map(|export| {
+        [
+            export.name.clone(),
+            server.to_owned(),
+            size(export.bytes),
+            size(export.used_bytes),
+            export.clients.to_string(),
+            size(export.read_bytes),
+            size(export.written_bytes),
+            export.failures.to_string(),
+        ]
+    });
+    all.collect()
 }
 
 fn state(status: &ServerStatus) -> String {
@@ -237,17 +231,6 @@ fn state(status: &ServerStatus) -> String {
         words.push("NOT LOCKED");
     }
     words.join(", ")
-}
-
-fn align<const N: usize>(out: &mut String, rows: &[[String; N]]) {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    for row in rows {
-        let line: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        out.push_str(line.join("  ").trim_end());
-        out.push('\n');
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use rampool_kernel::words::show;
 use rampool_wire::units::ByteLen;
 
 use crate::advice::{Choice, argument, choices};
+use crate::top::table::{bytes, time};
 use crate::{copies, rundir};
 
 const PAGE: u64 = 4096;
@@ -24,108 +25,174 @@ fn total(processes: &[StatsSnapshot]) -> StatsSnapshot {
     all
 }
 
-/// `resident`: the peak of a process over all kinds of memory.
-pub fn summary(
-    name: &str,
-    processes: &[StatsSnapshot],
-    wall: Duration,
-    status: ExitStatus,
-    local: ByteLen,
-    resident: ByteLen,
-    servers: &PoolStats,
-    unmanaged: &[&str],
-) -> String {
-    let all = total(processes);
-    let paged = processes.iter().filter(|p| p.adopted_pages > 0).count();
-    let ended = match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("ended by signal {signal}"),
-        (None, None) => "ended".to_owned(),
-    };
-    let mut out = String::new();
-    let _ = writeln!(out, "rampool: {name}: {:.2} s, {ended}", wall.as_secs_f64());
-    let peak = processes.iter().map(|p| p.peak_anonymous_pages).max().unwrap_or(0);
-    let _ = writeln!(
-        out,
-        "  local memory   {local} a process; highest seen {} (anonymous memory, the kernel's count)",
-        bytes(peak * PAGE)
-    );
-    for reason in unmanaged {
-        let _ = writeln!(out, "  not managed    {reason}");
-    }
-    if paged == 0 {
-        let _ = writeln!(out, "  pool           {}", not_needed(local, resident));
-        return out;
-    }
-    let _ = writeln!(
-        out,
-        "  processes      {} seen, {paged} larger than their local memory, {} forks served",
-        processes.len(),
-        all.forks
-    );
-    let _ = writeln!(
-        out,
-        "  faults         {}: {:.1} % served without waiting for a server; half within {}, 99 % within {}",
-        all.faults,
-        all.local_share() * 100.0,
-        time(all.fault_latency_ns(0.5)),
-        time(all.fault_latency_ns(0.99))
-    );
-    let _ = writeln!(out, "  waited         {}", waiting(&all, wall, local));
-    let _ = writeln!(
-        out,
-        "  read           {} from the pool: {} on demand, {} ahead of need",
-        bytes((all.demand_pages + all.prefetched_pages) * PAGE),
-        bytes(all.demand_pages * PAGE),
-        bytes(all.prefetched_pages * PAGE)
-    );
-    if all.in_place_pages > 0 {
-        let _ = writeln!(
-            out,
-            "  in place       {} of that without asking the private server",
-            bytes(all.in_place_pages * PAGE)
-        );
-    }
-    if all.pointer_pages > 0 {
-        let _ = writeln!(
-            out,
-            "  by pointers    {} of what came ahead: arrays of pointers led there; the program was seen to come to {}",
-            bytes(all.pointer_pages * PAGE),
-            bytes(all.pointer_used_pages * PAGE)
-        );
-    }
-    let _ = writeln!(
-        out,
-        "  left           {}: {} written to the pool, {} were there already, {} were all zero, {} came back at once",
-        bytes(all.evicted_pages * PAGE),
-        bytes(all.written_back_pages * PAGE),
-        bytes(all.clean_dropped_pages * PAGE),
-        bytes(all.zero_dropped_pages * PAGE),
-        bytes(all.second_chance_pages * PAGE)
-    );
-    if all.pool_full_events > 0 {
-        let _ = writeln!(
-            out,
-            "  pool full      {} times: the program then kept more than its local memory",
-            all.pool_full_events
-        );
-    }
-    if servers.copies > 1 {
-        let left = copies::left(servers.copies, processes).min(servers.copies_left);
-        let _ = write!(out, "  copies         {left:.1} of {} of each page", servers.copies);
-        if all.missed_pages > 0 {
-            let _ = write!(out, "; servers had missed {} at the end", bytes(all.missed_pages * PAGE));
+/// A run that has ended.
+pub struct Told<'a> {
+    pub name: &'a str,
+    pub processes: &'a [StatsSnapshot],
+    pub wall: Duration,
+    pub status: ExitStatus,
+    pub local: ByteLen,
+    pub servers: &'a PoolStats,
+    /// Why programs of the run were not managed.
+    pub unmanaged: &'a [&'a str],
+}
+
+/// A line of the summary.
+fn line(out: &mut String, what: &str, text: impl std::fmt::Display) {
+    let _ = writeln!(out, "  {what:<15}{text}");
+}
+
+impl Told<'_> {
+    /// `resident`: the peak of a process over all kinds of memory.
+    pub fn summary(&self, resident: ByteLen) -> String {
+        let Self { name, processes, wall, status, local, unmanaged, .. } = self;
+        let ended = match (status.code(), status.signal()) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("ended by signal {signal}"),
+            (None, None) => "ended".to_owned(),
+        };
+        let mut out = String::new();
+        let _ = writeln!(out, "rampool: {name}: {:.2} s, {ended}", wall.as_secs_f64());
+        let peak = bytes(processes.iter().map(|p| p.peak_anonymous_pages).max().unwrap_or(0) * PAGE);
+        let said = format!("{local} a process; highest seen {peak} (anonymous memory, the kernel's count)");
+        line(&mut out, "local memory", said);
+        for reason in *unmanaged {
+            line(&mut out, "not managed", reason);
         }
-        out.push('\n');
-    }
-    for (index, server) in servers.servers.iter().enumerate() {
-        let _ = write!(out, "  server         {}{}", server.name, state(server.state));
-        if let Some([p50, p99]) = waited(&all, index) {
-            let _ = write!(out, ": half of the waits for it within {}, 99 % within {}", time(p50), time(p99));
+        let paged = processes.iter().filter(|p| p.adopted_pages > 0).count();
+        if paged == 0 {
+            line(&mut out, "pool", not_needed(*local, resident));
+            return out;
         }
-        out.push('\n');
+        let all = total(processes);
+        let said = format!(
+            "{} seen, {paged} larger than their local memory, {} forks served",
+            processes.len(),
+            all.forks
+        );
+        line(&mut out, "processes", said);
+        self.pages(&all, &mut out);
+        self.copies_and_servers(&all, &mut out);
+        out
     }
-    out
+
+    /// What came from the pool and went there.
+    fn pages(&self, all: &StatsSnapshot, out: &mut String) {
+        let mib = |pages: u64| bytes(pages * PAGE);
+        let said = format!(
+            "{}: {:.1} % served without waiting for a server; half within {}, 99 % within {}",
+            all.faults,
+            all.local_share() * 100.0,
+            time(all.fault_latency_ns(0.5)),
+            time(all.fault_latency_ns(0.99))
+        );
+        line(out, "faults", said);
+        line(out, "waited", waiting(all, self.wall, self.local));
+        let said = format!(
+            "{} from the pool: {} on demand, {} ahead of need",
+            mib(all.demand_pages + all.prefetched_pages),
+            mib(all.demand_pages),
+            mib(all.prefetched_pages)
+        );
+        line(out, "read", said);
+        if all.in_place_pages > 0 {
+            let said = format!("{} of that without asking the private server", mib(all.in_place_pages));
+            line(out, "in place", said);
+        }
+        if all.pointer_pages > 0 {
+            let said = format!(
+                "{} of what came ahead: arrays of pointers led there; the program was seen to come to {}",
+                mib(all.pointer_pages),
+                mib(all.pointer_used_pages)
+            );
+            line(out, "by pointers", said);
+        }
+        let said = format!(
+            "{}: {} written to the pool, {} were there already, {} were all zero, {} came back at once",
+            mib(all.evicted_pages),
+            mib(all.written_back_pages),
+            mib(all.clean_dropped_pages),
+            mib(all.zero_dropped_pages),
+            mib(all.second_chance_pages)
+        );
+        line(out, "left", said);
+        if all.pool_full_events > 0 {
+            let times = all.pool_full_events;
+            let said = format!("{times} times: the program then kept more than its local memory");
+            line(out, "pool full", said);
+        }
+    }
+
+    fn copies_and_servers(&self, all: &StatsSnapshot, out: &mut String) {
+        let servers = self.servers;
+        if servers.copies > 1 {
+            let left = copies::left(servers.copies, self.processes).min(servers.copies_left);
+            let mut said = format!("{left:.1} of {} of each page", servers.copies);
+            if all.missed_pages > 0 {
+                let _ = write!(said, "; servers had missed {} at the end", bytes(all.missed_pages * PAGE));
+            }
+            line(out, "copies", said);
+        }
+        for (index, server) in servers.servers.iter().enumerate() {
+            let mut said = format!("{}{}", server.name, state(server.state));
+            if let Some([p50, p99]) = waited(all, index) {
+                let (half, most) = (time(p50), time(p99));
+                let _ = write!(said, ": half of the waits for it within {half}, 99 % within {most}");
+            }
+            line(out, "server", said);
+        }
+    }
+
+    /// Every counter of every process, as JSON.
+    pub fn json(&self) -> String {
+        let Self { name, processes, wall, status, local, servers: pool, unmanaged } = self;
+        let all = total(processes);
+        let servers: Vec<serde_json::Value> = pool
+            .servers
+            .iter()
+            .enumerate()
+            .map(|(index, server)| {
+                let [p50, p99] = waited(&all, index).unwrap_or_default();
+                serde_json::json!({
+                    "name": server.name, "alive": server.alive,
+                    "absent": server.state == ServerState::Absent,
+                    "latency_p50_ns": p50, "latency_p99_ns": p99
+                })
+            })
+            .collect();
+        let counters: Vec<serde_json::Value> = processes
+            .iter()
+            .map(|p| {
+                let mut counters: serde_json::Map<String, serde_json::Value> =
+                    p.named().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+                counters.insert("fault_latency_p50_ns".into(), p.fault_latency_ns(0.5).into());
+                counters.insert("fault_latency_p99_ns".into(), p.fault_latency_ns(0.99).into());
+                counters.insert("avoidable_ns".into(), avoidable(p));
+                counters.into()
+            })
+            .collect();
+        let with_more: Vec<serde_json::Value> = choices(&all, *local, nanos(*wall))
+            .unwrap_or_default()
+            .iter()
+            .map(|choice| serde_json::json!({ "local_bytes": choice.local.0, "waited_ns": choice.waited_ns }))
+            .collect();
+        let run = serde_json::json!({
+            "waited_ns": all.waited_ns,
+            "with_more_local": with_more,
+            "program": name,
+            "wall_s": wall.as_secs_f64(),
+            "exit_code": status.code(),
+            "signal": status.signal(),
+            "local_bytes": local.0,
+            "processes": counters,
+            "copies": pool.copies,
+            "copies_left": pool.copies_left.min(copies::left(pool.copies, processes)),
+            "missed_bytes": all.missed_pages * PAGE,
+            "servers": servers,
+            "unmanaged": unmanaged,
+        });
+        format!("{run:#}\n")
+    }
 }
 
 fn state(of: ServerState) -> &'static str {
@@ -183,60 +250,6 @@ fn not_needed(local: ByteLen, resident: ByteLen) -> String {
     } else {
         "not needed: the program fitted".to_owned()
     }
-}
-
-/// Every counter of every process, as JSON.
-pub fn json(
-    name: &str,
-    processes: &[StatsSnapshot],
-    wall: Duration,
-    status: ExitStatus,
-    local: ByteLen,
-    pool: &PoolStats,
-    unmanaged: &[&str],
-) -> String {
-    let all = total(processes);
-    let servers: Vec<serde_json::Value> = pool
-        .servers
-        .iter()
-        .enumerate()
-        .map(|(index, server)| {
-            let [p50, p99] = waited(&all, index).unwrap_or_default();
-            serde_json::json!({ "name": server.name, "alive": server.alive, "absent": server.state == ServerState::Absent, "latency_p50_ns": p50, "latency_p99_ns": p99 })
-        })
-        .collect();
-    let counters: Vec<serde_json::Value> = processes
-        .iter()
-        .map(|p| {
-            let mut counters: serde_json::Map<String, serde_json::Value> =
-                p.named().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
-            counters.insert("fault_latency_p50_ns".into(), p.fault_latency_ns(0.5).into());
-            counters.insert("fault_latency_p99_ns".into(), p.fault_latency_ns(0.99).into());
-            counters.insert("avoidable_ns".into(), avoidable(p));
-            counters.into()
-        })
-        .collect();
-    let with_more: Vec<serde_json::Value> = choices(&all, local, nanos(wall))
-        .unwrap_or_default()
-        .iter()
-        .map(|choice| serde_json::json!({ "local_bytes": choice.local.0, "waited_ns": choice.waited_ns }))
-        .collect();
-    let run = serde_json::json!({
-        "waited_ns": all.waited_ns,
-        "with_more_local": with_more,
-        "program": name,
-        "wall_s": wall.as_secs_f64(),
-        "exit_code": status.code(),
-        "signal": status.signal(),
-        "local_bytes": local.0,
-        "processes": counters,
-        "copies": pool.copies,
-        "copies_left": pool.copies_left.min(copies::left(pool.copies, processes)),
-        "missed_bytes": all.missed_pages * PAGE,
-        "servers": servers,
-        "unmanaged": unmanaged,
-    });
-    format!("{run:#}\n")
 }
 
 /// What more local memory would have avoided of a process's waiting: for each step, so many more bytes.
@@ -310,18 +323,6 @@ impl ProgressLine {
         if self.shown {
             show("\r\x1b[K");
         }
-    }
-}
-
-fn bytes(count: u64) -> String {
-    ByteLen(count).to_string()
-}
-
-fn time(nanos: u64) -> String {
-    match nanos {
-        0..1_000 => format!("{nanos} ns"),
-        1_000..1_000_000 => format!("{} us", nanos / 1_000),
-        _ => format!("{} ms", nanos / 1_000_000),
     }
 }
 

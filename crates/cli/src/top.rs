@@ -11,7 +11,7 @@
 mod look;
 mod rates;
 mod screen;
-mod table;
+pub mod table;
 
 use std::io::IsTerminal;
 use std::sync::mpsc;

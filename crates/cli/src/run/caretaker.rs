@@ -78,18 +78,21 @@ pub fn dismiss_gone(registry: &ProcessRegistry, pool: &mut Pool) -> usize {
     processes.present.len()
 }
 
+/// What a run has while its program lives.
+pub struct Held {
+    pub pool: Pool,
+    pub redundancy: Redundancy,
+    pub registry: ProcessRegistry,
+    pub fork_fallback: ForkFallback,
+    pub run_dir: RunDir,
+    pub own: OwnServers,
+}
+
 /// Called when the program has ended: returns everything, unless processes that it started live on. Then a
 /// caretaker does so after them.
-pub fn end(
-    mut pool: Pool,
-    mut redundancy: Redundancy,
-    registry: &ProcessRegistry,
-    mut fork_fallback: ForkFallback,
-    run_dir: RunDir,
-    own: OwnServers,
-    later: Later,
-) {
-    if somebody_lives_on(registry, &mut pool, run_dir.path(), later) || is_needed(&mut fork_fallback) {
+pub fn end(held: Held, later: Later) {
+    let Held { mut pool, mut redundancy, registry, mut fork_fallback, run_dir, own } = held;
+    if somebody_lives_on(&registry, &mut pool, run_dir.path(), later) || is_needed(&mut fork_fallback) {
         // SAFETY: this process has one thread, so the copy has all it needs.
         let caretaker = unsafe { libc::fork() };
         if caretaker > 0 {
@@ -99,7 +102,7 @@ pub fn end(
         }
         if caretaker == 0 {
             leave_terminal();
-            take_care(&mut pool, &mut redundancy, registry, &mut fork_fallback);
+            take_care(&mut pool, &mut redundancy, &registry, &mut fork_fallback);
             pool.close();
             drop((own, run_dir));
             // SAFETY: ends the copy without the exit handlers of the original.

@@ -239,7 +239,7 @@ pub fn text(rows: &Rows) -> String {
 }
 
 /// Texts to the left, numbers to the right.
-fn aligned<const N: usize>(out: &mut String, lines: &[[String; N]], texts: &[bool]) {
+pub fn aligned<const N: usize>(out: &mut String, lines: &[[String; N]], texts: &[bool]) {
     let widths: [usize; N] =
         std::array::from_fn(|i| lines.iter().map(|line| line[i].chars().count()).max().unwrap_or(0));
     for line in lines {
