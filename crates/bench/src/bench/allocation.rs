@@ -8,6 +8,7 @@ use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::memory::Mapping;
 use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::region::PagedMemory;
+use serde_json::json;
 
 use super::Common;
 use super::report::Report;
@@ -88,8 +89,12 @@ fn one_size(
         }
     }
     let how = if touched { "touched" } else { "untouched" };
-    for (what, samples) in ["alloc", "free", "mmap", "munmap"].iter().zip(&found) {
-        report.series(&format!("{} KiB, {how}: {what}", bytes >> 10), "us", samples);
+    let names = [("pool", "alloc"), ("pool", "free"), ("kernel", "mmap"), ("kernel", "munmap")];
+    for ((whose, what), samples) in names.iter().zip(&found) {
+        let parameters = json!({
+            "experiment": "allocation", "bytes": bytes, "touched": touched, "whose": whose, "what": what,
+        });
+        report.series(&format!("{} KiB, {how}: {what}", bytes >> 10), "us", parameters, samples);
     }
     Ok(())
 }

@@ -315,7 +315,7 @@ fn layouts(
             }
             Ok([time])
         })?;
-        report.series(name, "ms", &took);
+        report.samples(name, "ms", &took);
     }
     // One get for each element, of the first of them.
     let (element, dense) = (Layout::bytes(8)?, bytes / 64);
@@ -338,8 +338,8 @@ fn layouts(
         buffer = direct.wait(get)?;
         at_once.push(started.elapsed().as_secs_f64() * 1e9 / dense as f64);
     }
-    report.series("one get for each element", "ns an element", &one_by_one);
-    report.series("one get of all elements", "ns an element", &at_once);
+    report.samples("one get for each element", "ns an element", &one_by_one);
+    report.samples("one get of all elements", "ns an element", &at_once);
     report.ratio("one get for each element / one of all", &one_by_one, &at_once, Some(Reach::AtLeast(100.0)));
     // 64-byte elements compared with the same bytes in one piece.
     let count = bytes / 256;
@@ -358,8 +358,8 @@ fn layouts(
         };
         Ok([get(&spread)?, get(&dense)?])
     })?;
-    report.series("gather of 64-byte elements, stride 256 B", "GB/s", &gathered);
-    report.series("the same bytes in one piece", "GB/s", &contiguous);
+    report.samples("gather of 64-byte elements, stride 256 B", "GB/s", &gathered);
+    report.samples("the same bytes in one piece", "GB/s", &contiguous);
     let reach = Some(Reach::AtLeast(0.75));
     report.ratio("gather of 64-byte elements / contiguous", &gathered, &contiguous, reach);
     Ok(())
@@ -408,9 +408,9 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
             Ok([ours, plain, theirs])
         })?;
         let [ours, plain, theirs] = found;
-        report.series(&format!("same host: get of {name}, shared memory, p50"), "us", &ours);
-        report.series(&format!("same host: get of {name}, Unix socket, p50"), "us", &plain);
-        report.series(&format!("same host: raw round trip over memory, {name}, p50"), "us", &theirs);
+        report.samples(&format!("same host: get of {name}, shared memory, p50"), "us", &ours);
+        report.samples(&format!("same host: get of {name}, Unix socket, p50"), "us", &plain);
+        report.samples(&format!("same host: raw round trip over memory, {name}, p50"), "us", &theirs);
         report.ratio(&format!("same host: get of {name}, socket / shared memory"), &plain, &ours, None);
         report.ratio(&format!("same host: get of {name} / raw over memory"), &ours, &theirs, None);
     }
@@ -679,8 +679,8 @@ fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -
     }
     report
         .note(format!("{control} bytes travelled between the client and the servers for a copy of {bytes}"));
-    report.series("copy from server to server", "GB/s", &by_servers);
-    report.series("get and put, four of each under way", "GB/s", &by_client);
+    report.samples("copy from server to server", "GB/s", &by_servers);
+    report.samples("get and put, four of each under way", "GB/s", &by_client);
     report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
     direct.close();
     Ok(())

@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     said.into_iter().for_each(|says| report.note(says));
     for (name, samples) in &figures.0 {
-        report.series(name, "1/s", samples);
+        report.samples(name, "1/s", samples);
     }
     for (name, plain) in PLAIN {
         report.ratio(&format!("{name} / {plain}"), figures.of(name), figures.of(plain), None);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::Common;
 use super::peer::{self, RawStream, Wanted};
@@ -81,13 +82,15 @@ pub fn run(args: &Args) -> Result<i32> {
         let Measured { ours, raw, raw_of_many, floor, faults, absent } =
             if way.helped { measure_helped(&place, common)? } else { measure(&place, way, common)? };
         let Way { name: way, reach, .. } = *way;
-        report.series(&format!("{way}: 4 KiB fault, p50"), "us", &ours.p50);
-        report.series(&format!("{way}: 4 KiB fault, p99"), "us", &ours.p99);
-        report.series(&format!("{way}: raw request and reply, p50"), "us", &raw.p50);
-        report.series(&format!("{way}: raw request and reply, p99"), "us", &raw.p99);
+        let parameters = |what: &str| json!({ "way": way, "what": what });
+        report.series(&format!("{way}: 4 KiB fault, p50"), "us", parameters("fault"), &ours.p50);
+        report.series(&format!("{way}: 4 KiB fault, p99"), "us", parameters("fault p99"), &ours.p99);
+        report.series(&format!("{way}: raw request and reply, p50"), "us", parameters("raw"), &raw.p50);
+        report.series(&format!("{way}: raw request and reply, p99"), "us", parameters("raw p99"), &raw.p99);
         report.series(
             &format!("{way}: raw request and reply of as much memory, p50"),
             "us",
+            parameters("raw of as much memory"),
             &raw_of_many.p50,
         );
         report.ratio(&format!("{way}: fault / raw"), &ours.p50, &raw.p50, Some(Reach::AtMost(reach)));
@@ -97,7 +100,7 @@ pub fn run(args: &Args) -> Result<i32> {
             &raw_of_many.p50,
             Some(Reach::AtMost(reach)),
         );
-        report.series(&format!("{way}: floor, p50"), "us", &floor.p50);
+        report.series(&format!("{way}: floor, p50"), "us", parameters("floor"), &floor.p50);
         report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
         report.note(format!("{faults} faults counted by the pager in the {way} rounds"));
         if absent > 0 {

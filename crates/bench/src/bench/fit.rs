@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::Common;
 use super::report::{Reach, Report};
@@ -77,8 +78,18 @@ pub fn run(args: &Args) -> Result<i32> {
         let wall = |trials: &[trial::Trial]| trials.iter().map(|t| t.wall_s).collect::<Vec<_>>();
         let cpu = |trials: &[trial::Trial]| trials.iter().map(|t| t.cpu_s).collect::<Vec<_>>();
         let name = program.name;
-        report.series(&format!("{name}: native"), "s", &wall(&native));
-        report.series(&format!("{name}: under rampool"), "s", &wall(&paged));
+        report.series(
+            &format!("{name}: native"),
+            "s",
+            json!({ "program": name, "what": "native" }),
+            &wall(&native),
+        );
+        report.series(
+            &format!("{name}: under rampool"),
+            "s",
+            json!({ "program": name, "what": "rampool" }),
+            &wall(&paged),
+        );
         report.ratio(&format!("{name}: time"), &wall(&paged), &wall(&native), Some(Reach::AtMost(1.02)));
         report.ratio(&format!("{name}: CPU time"), &cpu(&paged), &cpu(&native), None);
     }

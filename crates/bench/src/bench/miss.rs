@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rampool_kernel::thread::allowed_cpus;
 use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
+use serde_json::json;
 
 use super::Common;
 use super::programs::kernel_swap::KernelSwap;
@@ -177,7 +178,13 @@ fn tell(report: &mut Report, content: Content, found: &[[Samples; WAYS.len()]; 2
     for (cpus, found) in [Cpus::Quiet, Cpus::Busy].into_iter().zip(found) {
         for (way, samples) in WAYS.iter().zip(found) {
             for (what, samples) in ["wall", "CPU"].into_iter().zip(samples).filter(|(_, s)| !s.is_empty()) {
-                report.series(&format!("{name}, {}, {way}: a miss, {what}", cpus.name()), "us", samples);
+                let parameters = json!({ "content": name, "way": way, "what": what, "cpus": cpus.name() });
+                report.series(
+                    &format!("{name}, {}, {way}: a miss, {what}", cpus.name()),
+                    "us",
+                    parameters,
+                    samples,
+                );
             }
         }
         for (way, most) in REACH.into_iter().enumerate() {

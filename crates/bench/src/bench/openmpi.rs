@@ -93,8 +93,8 @@ fn one_cell(
         }
     }
     let reach = if name.starts_with("random gather") { GATHER } else { 1.0 };
-    report.series(&format!("{way}: {name}"), "us", &ours_us);
-    report.series(&format!("{way}: {name}, OpenMPI"), "us", &theirs_us);
+    report.samples(&format!("{way}: {name}"), "us", &ours_us);
+    report.samples(&format!("{way}: {name}, OpenMPI"), "us", &theirs_us);
     report.ratio(
         &format!("{way}: {name}: OpenMPI / rampool"),
         &theirs_us,

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_parallel::PROGRAMS;
 use rampool_shared::environment::variable;
+use serde_json::json;
 
 use super::Common;
 use super::link::{Link, Rate};
@@ -150,10 +151,11 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
                 measured.push(cell.measure(&link, dir)? * 1e3);
             }
             let name = format!("{}, {}, {}", rate.name(), cell.program, cell.protocol);
+            let parameters = |what: &str| json!({ "experiment": "predict", "what": what, "link": rate.name(), "program": cell.program, "protocol": cell.protocol });
             let (p, m) = (median(&predicted), median(&measured));
-            report.series(&format!("{name}: replayed"), "ms", &predicted);
-            report.series(&format!("{name}: additive"), "ms", &added);
-            report.series(&format!("{name}: measured"), "ms", &measured);
+            report.series(&format!("{name}: replayed"), "ms", parameters("replayed"), &predicted);
+            report.series(&format!("{name}: additive"), "ms", parameters("additive"), &added);
+            report.series(&format!("{name}: measured"), "ms", parameters("measured"), &measured);
             errors.push((p / m - 1.0).abs());
             additive_errors.push((median(&added) / m - 1.0).abs());
             found.push((p, m));
@@ -171,13 +173,24 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
     ensure!(!errors.is_empty(), "no program has that name");
     let cells = errors.len();
     let within = |errors: &[f64]| errors.iter().filter(|&&error| error <= 0.15).count() as f64 / cells as f64;
-    report.series(&format!("{}: error of the replay", rate.name()), "", &errors);
+    report.series(
+        &format!("{}: error of the replay", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "replay", "link": rate.name() }),
+        &errors,
+    );
     report.series(
         &format!("{}: error of the replay of each run over loopback, which it was fitted to", rate.name()),
         "",
+        json!({ "what": "errors", "method": "own", "link": rate.name() }),
         &own_errors,
     );
-    report.series(&format!("{}: error of the additive method", rate.name()), "", &additive_errors);
+    report.series(
+        &format!("{}: error of the additive method", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "additive", "link": rate.name() }),
+        &additive_errors,
+    );
     report.ratio(
         &format!("{}: share of cells within 15 %, replay", rate.name()),
         &[within(&errors)],
@@ -272,7 +285,10 @@ fn transposes(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
         let of = |rank: &serde_json::Value| rank["counts"]["read faults"].as_f64().map(|count| count / 3.0);
         let found: Vec<f64> = ranks.iter().map(of).collect::<Option<_>>().context("no rank counts faults")?;
         let what = format!("{nodes} nodes, pages of {page}, {protocol}: read faults of a transpose");
-        report.series(&what, "", &found);
+        let parameters = json!({
+            "experiment": "transposes", "nodes": nodes, "page": page, "protocol": protocol,
+        });
+        report.series(&what, "", parameters, &found);
     }
     Ok(())
 }
@@ -318,9 +334,14 @@ fn speed_ups(
                 found.push(alone_us * slower / took_us);
                 times_s.push(took_us / 1e6);
             }
-            for (what, unit, samples) in [("speed-up", "", found), ("time", "s", times_s)] {
+            let series = [("papers", "speed-up", "", found), ("networks", "time", "s", times_s)];
+            for (experiment, what, unit, samples) in series {
+                let parameters = json!({
+                    "experiment": experiment, "nodes": nodes, "program": program, "protocol": name,
+                    "network": on.name,
+                });
                 let what = format!("{nodes} nodes, {}, {program}, {name}: {what}", on.name);
-                report.series(&what, unit, &samples);
+                report.series(&what, unit, parameters, &samples);
             }
         }
     }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rampool_wire::units::ByteLen;
+use serde_json::json;
 
 use super::Common;
 use super::report::{Reach, Report, short};
@@ -242,7 +243,8 @@ impl Bench<'_> {
         }
         self.tell(report, name, "s", &times);
         if !least.is_empty() {
-            report.series(&format!("{name}: least"), "s", &least);
+            let parameters = json!({ "program": name, "what": "least", "local_percent": self.local_percent });
+            report.series(&format!("{name}: least"), "s", parameters, &least);
         }
         self.ratios(report, name, &times, wanted);
         if !least.is_empty() {
@@ -292,7 +294,8 @@ impl Bench<'_> {
     fn tell(&self, report: &mut Report, name: &str, unit: &str, times: &[Vec<f64>]) {
         for (way, times) in self.ways.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
             let [_, way] = way.names();
-            report.series(&format!("{name}: {way}"), unit, times);
+            let parameters = json!({ "program": name, "what": way, "local_percent": self.local_percent });
+            report.series(&format!("{name}: {way}"), unit, parameters, times);
         }
     }
 

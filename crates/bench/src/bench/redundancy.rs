@@ -9,6 +9,7 @@ mod stalls;
 use std::time::Duration;
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::Common;
 use super::miss::{Content, Touching};
@@ -80,7 +81,8 @@ fn faults(common: &Common, report: &mut Report) -> Result<()> {
     let [one, two, server, backup] = &found;
     for (at, what) in ["wall", "CPU"].into_iter().enumerate() {
         for ((way, ..), samples) in ways.iter().zip(&found) {
-            report.series(&format!("a miss, {way}, {what}"), "us", &samples[at]);
+            let parameters = json!({ "way": way, "what": what });
+            report.series(&format!("a miss, {way}, {what}"), "us", parameters, &samples[at]);
         }
         report.ratio(&format!("a miss, {what}: two copies / one copy"), &two[at], &one[at], None);
         let reach = (what == "wall").then_some(Reach::AtMost(1.15));

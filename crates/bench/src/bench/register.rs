@@ -18,6 +18,7 @@ use rampool_kernel::thread::pin_to_cpu;
 use rampool_net::registration::{FixedBuffers, Pins};
 use rampool_pinning::{Held, Limits, PinCache, RegistrationId, Span};
 use rampool_wire::units::PageIndex;
+use serde_json::json;
 
 use super::Common;
 use super::link::{Link, Rate};
@@ -81,7 +82,14 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         for (way, samples) in ways.into_iter().zip(&samples) {
             let (registrar, what) = way.names();
-            report.series(&format!("{} KiB, {registrar}, {what}", payload >> 10), "GB/s", samples);
+            let parameters =
+                json!({"experiment": "payload", "payload": payload, "registrar": registrar, "what": what});
+            report.series(
+                &format!("{} KiB, {registrar}, {what}", payload >> 10),
+                "GB/s",
+                parameters,
+                samples,
+            );
         }
         figures.push(samples);
     }
@@ -173,8 +181,9 @@ fn look_ups(report: &mut Report, rounds: usize, common: &Common) -> Result<()> {
             }
             pairs.push(started.elapsed().as_secs_f64() * 1e9 / looks as f64);
         }
-        report.series(&format!("look-up among {count}"), "ns", &found);
-        report.series(&format!("look-up and release among {count}"), "ns", &pairs);
+        let parameters = |what: &str| json!({"what": what, "registrations": count});
+        report.series(&format!("look-up among {count}"), "ns", parameters("look-up"), &found);
+        report.series(&format!("look-up and release among {count}"), "ns", parameters("both"), &pairs);
         if count == 1024 {
             let floor = vec![100.0; found.len()];
             report.ratio("look-up among 1024, in 100 ns", &found, &floor, Some(Reach::AtMost(1.0)));

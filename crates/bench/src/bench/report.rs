@@ -63,8 +63,13 @@ impl Report {
         self.notes.push(text);
     }
 
-    /// Samples of one thing.
-    pub fn series(&mut self, name: &str, unit: &str, samples: &[f64]) -> f64 {
+    /// Samples of one thing, whose name says which.
+    pub fn samples(&mut self, name: &str, unit: &str, samples: &[f64]) -> f64 {
+        self.series(name, unit, json!({}), samples)
+    }
+
+    /// Samples of one thing. `parameters` is an object that says which, for tables and plots.
+    pub fn series(&mut self, name: &str, unit: &str, parameters: Value, samples: &[f64]) -> f64 {
         let [low, middle, high] = quartiles(samples);
         println!(
             "  {name:<46} {} {unit}  (quartiles {} to {}, {} samples)",
@@ -74,7 +79,8 @@ impl Report {
             samples.len()
         );
         self.series.push(json!({
-            "name": name, "unit": unit, "median": middle, "low": low, "high": high, "samples": samples,
+            "name": name, "unit": unit, "parameters": parameters,
+            "median": middle, "low": low, "high": high, "samples": samples,
         }));
         middle
     }
@@ -82,7 +88,7 @@ impl Report {
     /// Samples of several things in the same unit.
     pub fn all<const N: usize>(&mut self, unit: &str, names: [&str; N], samples: &[Vec<f64>; N]) {
         for (name, samples) in names.iter().zip(samples) {
-            self.series(name, unit, samples);
+            self.samples(name, unit, samples);
         }
     }
 

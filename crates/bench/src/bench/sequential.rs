@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use rampool_pager::fault::FaultModeChoice;
+use serde_json::json;
 
 use super::Common;
 use super::peer::{self, RawStream, Wanted};
@@ -90,11 +91,13 @@ pub fn run(args: &Args) -> Result<i32> {
             least.push(floor::run(&peer.address, spin, bytes, bytes / 8)?);
         }
         words.verify(SEED, 0, words.len())?;
-        report.series(&format!("{setting}: read from the server"), "GB/s", &ours);
-        report.series(&format!("{setting}: share that was remote"), "", &fetched);
-        report.series("plain TCP stream", "GB/s", &plain);
-        report.series("unpaced TCP stream", "GB/s", &raw);
-        report.series(&format!("{setting}: least"), "GB/s", &least);
+        let parameters =
+            |what: &str| json!({ "what": what, "page_bytes": page_bytes, "prefetch_bytes": prefetch_bytes });
+        report.series(&format!("{setting}: read from the server"), "GB/s", parameters("ours"), &ours);
+        report.series(&format!("{setting}: share that was remote"), "", parameters("remote share"), &fetched);
+        report.series("plain TCP stream", "GB/s", parameters("plain"), &plain);
+        report.series("unpaced TCP stream", "GB/s", parameters("raw"), &raw);
+        report.series(&format!("{setting}: least"), "GB/s", parameters("least"), &least);
         report.ratio(&format!("{setting}: read / plain stream"), &ours, &plain, Some(Reach::AtLeast(0.5)));
         report.ratio(&format!("{setting}: read / unpaced stream"), &ours, &raw, Some(Reach::AtLeast(0.5)));
         report.ratio(&format!("{setting}: least / unpaced stream"), &least, &raw, None);

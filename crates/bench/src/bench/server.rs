@@ -145,7 +145,7 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         for (who, rounds) in servers {
             let samples: Vec<f64> = rounds.iter().map(value).collect();
-            report.series(&format!("{who}: {what}"), unit, &samples);
+            report.samples(&format!("{who}: {what}"), unit, &samples);
         }
     }
     let samples = |rounds: &[Round], value: fn(&Round) -> f64| rounds.iter().map(value).collect::<Vec<_>>();

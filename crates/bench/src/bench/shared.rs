@@ -17,7 +17,7 @@ use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_parallel::{PROGRAMS, Program};
 use rampool_shared::TimeReport;
 use rampool_sharing::{Diff, ProtocolKind};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Common;
 use super::report::{Reach, Report};
@@ -144,8 +144,18 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         let arguments = vec![count.clone(), rounds.to_string(), home.to_string()];
         let samples = Run { ranks, protocol, spin, way, experiment: "page", arguments }.measure()?;
         let name = &format!("{name}{}", way.words());
-        report.series(&format!("remote page, {name}: p50"), "us", get(&samples, "page")?);
-        report.series(&format!("raw request and reply of 4 KiB, {name}: p50"), "us", get(&samples, "raw")?);
+        report.series(
+            &format!("remote page, {name}: p50"),
+            "us",
+            json!({ "what": "page", "way": name }),
+            get(&samples, "page")?,
+        );
+        report.series(
+            &format!("raw request and reply of 4 KiB, {name}: p50"),
+            "us",
+            json!({ "what": "raw", "way": name }),
+            get(&samples, "raw")?,
+        );
         report.ratio(
             &format!("remote page / raw, {name}"),
             get(&samples, "page")?,
@@ -153,7 +163,12 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             reach.map(Reach::AtMost),
         );
         if let Some(floor) = samples.get("floor") {
-            report.series(&format!("floor of a remote page, {name}: p50"), "us", floor);
+            report.series(
+                &format!("floor of a remote page, {name}: p50"),
+                "us",
+                json!({ "what": "floor", "way": name }),
+                floor,
+            );
             report.ratio(
                 &format!("floor of a remote page / raw, {name}"),
                 floor,
@@ -178,8 +193,18 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             Run { ranks, protocol: "hlrc", spin, way, experiment: "barrier", arguments }.measure()?;
         let barrier = get(&samples, "barrier")?;
         let name = format!("{ranks}{}", way.words());
-        report.series(&format!("barrier of {name}: p50"), "us", barrier);
-        report.series(&format!("raw round trip over TCP next to {name}: p50"), "us", get(&samples, "raw")?);
+        report.series(
+            &format!("barrier of {name}: p50"),
+            "us",
+            json!({ "what": "barrier", "ranks": name }),
+            barrier,
+        );
+        report.series(
+            &format!("raw round trip over TCP next to {name}: p50"),
+            "us",
+            json!({ "what": "raw trip", "ranks": name }),
+            get(&samples, "raw")?,
+        );
         // Within a machine ArgoDSM's is the reference, between machines the round trip.
         let (trips, times) = match way {
             Way::Tcp => (Some(Reach::AtMost(1.5)), None),
@@ -193,7 +218,12 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         );
         if let Some(plain) = samples.get("plain") {
             // The least that so many processes need on so many CPUs.
-            report.series(&format!("plain messages for a barrier of {name}: p50"), "us", plain);
+            report.series(
+                &format!("plain messages for a barrier of {name}: p50"),
+                "us",
+                json!({ "what": "plain", "ranks": name }),
+                plain,
+            );
             report.ratio(&format!("barrier of {name} / plain messages for one"), barrier, plain, None);
         }
         raw_memory(report, &samples, "barrier", &format!("next to {name}"), "barrier")?;
@@ -217,7 +247,12 @@ fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
                 .measure()?;
         for (way, by) in [("one", "by one rank"), ("each", "by each rank")] {
             let barrier = get(&samples, way)?;
-            report.series(&format!("barrier after {count} dirty pages {by}"), "us", barrier);
+            report.series(
+                &format!("barrier after {count} dirty pages {by}"),
+                "us",
+                json!({ "what": "dirty", "by": way, "pages": count }),
+                barrier,
+            );
             let name = format!("ArgoDSM's {argo} us / barrier after {count} dirty pages {by}");
             report.ratio(&name, &vec![argo; barrier.len()], barrier, Some(Reach::AtLeast(5.0)));
         }
@@ -234,10 +269,16 @@ fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         let is_forward = path == "forward";
         let path = &format!("{path}{}", way.words());
         let lock = get(&samples, "lock")?;
-        report.series(&format!("remote lock, {path}: p50"), "us", lock);
+        report.series(
+            &format!("remote lock, {path}: p50"),
+            "us",
+            json!({ "what": "lock", "path": path }),
+            lock,
+        );
         report.series(
             &format!("raw round trip over TCP next to it, {path}: p50"),
             "us",
+            json!({ "what": "raw trip", "path": path }),
             get(&samples, "raw")?,
         );
         report.ratio(
@@ -248,7 +289,12 @@ fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         );
         raw_memory(report, &samples, "lock", &format!("next to it, {path}"), "remote lock")?;
         let again = get(&samples, "again")?;
-        report.series(&format!("the same lock again, {path}: p50"), "us", again);
+        report.series(
+            &format!("the same lock again, {path}: p50"),
+            "us",
+            json!({ "what": "again", "path": path }),
+            again,
+        );
         let messages = get(&samples, "messages")?;
         // Central locks belong to their manager; only forwarded ones stay with their last holder.
         let reach = is_forward.then_some(Reach::AtMost(0.0));
@@ -270,8 +316,18 @@ fn stream(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             Run { ranks: 2, protocol: "hlrc", spin: SPIN, way, experiment: "stream", arguments }.measure()?;
         let (ours, raw) = (get(&samples, "stream")?, get(&samples, "raw")?);
         let name = format!("{} KiB pages{}", page_bytes >> 10, way.words());
-        report.series(&format!("256 MiB read in order, {name}"), "GB/s", ours);
-        report.series(&format!("plain TCP stream next to it, {name}"), "GB/s", raw);
+        report.series(
+            &format!("256 MiB read in order, {name}"),
+            "GB/s",
+            json!({ "what": "stream", "page_bytes": page_bytes, "way": name }),
+            ours,
+        );
+        report.series(
+            &format!("plain TCP stream next to it, {name}"),
+            "GB/s",
+            json!({ "what": "raw stream", "page_bytes": page_bytes, "way": name }),
+            raw,
+        );
         report.ratio(
             &format!("read in order / ArgoDSM's {ARGO_STREAM_GB} GB/s, {name}"),
             ours,
@@ -305,8 +361,18 @@ fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             sequential.push(seconds("sequential_s")?);
         }
         let name = format!("SOR {}, {protocol}", sizes.join(" "));
-        report.series(&format!("{name}: sequentially"), "s", &sequential);
-        report.series(&format!("{name}: by two ranks"), "s", &parallel);
+        report.series(
+            &format!("{name}: sequentially"),
+            "s",
+            json!({ "what": "sor alone", "protocol": protocol }),
+            &sequential,
+        );
+        report.series(
+            &format!("{name}: by two ranks"),
+            "s",
+            json!({ "what": "sor", "protocol": protocol }),
+            &parallel,
+        );
         // ArgoDSM: 1.19.
         report.ratio(
             &format!("{name}: sequentially / by two ranks (ArgoDSM: 1.19)"),
@@ -343,7 +409,10 @@ fn auto(report: &mut Report, common: &Common, rounds: usize, program: &Program) 
     }
     let mut best: Option<(ProtocolKind, f64)> = None;
     for (&protocol, samples) in &times {
-        let median = report.series(&format!("{}, {}", program.name, protocol.name()), "ms", samples);
+        let parameters =
+            json!({ "experiment": "auto", "program": program.name, "protocol": protocol.name() });
+        let median =
+            report.series(&format!("{}, {}", program.name, protocol.name()), "ms", parameters, samples);
         if protocol != ProtocolKind::Auto && best.is_none_or(|(_, least)| median < least) {
             best = Some((protocol, median));
         }
@@ -370,7 +439,12 @@ fn diff(report: &mut Report, rounds: usize) {
                 began.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
             })
             .collect();
-        report.series(&format!("diff of 4 KiB, {name}"), "ns", &samples);
+        report.series(
+            &format!("diff of 4 KiB, {name}"),
+            "ns",
+            json!({ "what": "diff", "of": name }),
+            &samples,
+        );
         report.ratio(
             &format!("diff of 4 KiB, {name}, in units of 0.1 us"),
             &samples,
@@ -398,6 +472,10 @@ fn time(report: &mut Report, common: &Common) -> Result<()> {
             std::fs::remove_file(&file)?;
             ensure!(ranks.len() == 2, "{} ranks of two say where their time went", ranks.len());
             let mean = |of: fn(&TimeReport) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
+            let sent = ranks
+                .iter()
+                .flat_map(|rank| rank.sent.values())
+                .fold((0, 0), |sum, kind| (sum.0 + kind.messages, sum.1 + kind.bytes));
             let categories: [(&str, f64); 8] = [
                 ("computing", mean(|rank| rank.computing_s)),
                 ("read fault", mean(|rank| rank.read_fault_s)),
@@ -409,7 +487,16 @@ fn time(report: &mut Report, common: &Common) -> Result<()> {
                 ("other", mean(|rank| rank.other_s)),
             ];
             for (category, seconds) in categories {
-                report.series(&format!("{}, {}: {category}", program.name, protocol.name()), "s", &[seconds]);
+                let parameters = json!({
+                    "experiment": "time", "program": program.name, "protocol": protocol.name(), "category": category,
+                    "messages": sent.0, "bytes": sent.1,
+                });
+                report.series(
+                    &format!("{}, {}: {category}", program.name, protocol.name()),
+                    "s",
+                    parameters,
+                    &[seconds],
+                );
             }
         }
     }
@@ -420,7 +507,12 @@ fn time(report: &mut Report, common: &Common) -> Result<()> {
 /// processes need.
 fn raw_memory(report: &mut Report, samples: &Samples, what: &str, next_to: &str, name: &str) -> Result<()> {
     let Some(raw) = samples.get("raw memory") else { return Ok(()) };
-    report.series(&format!("raw request and reply over memory {next_to}: p50"), "us", raw);
+    report.series(
+        &format!("raw request and reply over memory {next_to}: p50"),
+        "us",
+        json!({ "what": "raw memory", "of": what, "next_to": next_to }),
+        raw,
+    );
     report.ratio(&format!("{name} / raw over memory, {next_to}"), get(samples, what)?, raw, None);
     Ok(())
 }

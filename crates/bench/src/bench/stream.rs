@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rampool_pager::fault::FaultModeChoice;
 use rampool_wire::units::ByteLen;
+use serde_json::json;
 
 use super::Common;
 use super::link::{Link, Rate};
@@ -78,6 +79,7 @@ struct Bench<'a> {
     place: Place<'a>,
     server: Service,
     elements: usize,
+    link_name: &'static str,
 }
 
 pub fn run(args: &Args) -> Result<i32> {
@@ -108,13 +110,14 @@ pub fn run(args: &Args) -> Result<i32> {
     let server =
         Service::memory_server(&place, CLIENTS as u64 * 2 * elements as u64 * 24 + (64 << 20), SPIN)?;
     let peer = Service::plain_peer(&place, SPIN)?;
-    let bench = Bench { args, place, server, elements };
+    let bench = Bench { args, place, server, elements, link_name };
 
     let wanted = |what| args.experiment.is_empty() || args.experiment.contains(&what);
     let plain: Vec<f64> = (0..common.pick(3, 1))
         .map(|_| plain_stream(&peer.address, SPIN, ((elements * 24) >> 20) << 20))
         .collect::<Result<_>>()?;
-    let plain_gb = report.series("plain TCP stream", "GB/s", &plain);
+    let plain_gb =
+        report.series("plain TCP stream", "GB/s", json!({ "what": "raw", "link": link_name }), &plain);
     if wanted(Experiment::Share) {
         bench.share(&mut report)?;
     }
@@ -191,8 +194,9 @@ impl Bench<'_> {
         let share = percent(f64::from(per_mille) / 1000.0);
         for (kernel, (ours, theirs)) in Kernel::ALL.into_iter().zip(&gb) {
             let name = kernel.name();
-            report.series(&format!("{name}, {share} local"), "GB/s", ours);
-            report.series(&format!("{name}, local arrays"), "GB/s", theirs);
+            let parameters = |what: &str| json!({ "experiment": "share", "kernel": name, "what": what, "local_share": self.args.local_share, "link": self.link_name });
+            report.series(&format!("{name}, {share} local"), "GB/s", parameters("ours"), ours);
+            report.series(&format!("{name}, local arrays"), "GB/s", parameters("local"), theirs);
             let reach = (kernel == Kernel::Triad && self.args.link.is_none() && per_mille == 500)
                 .then_some(Reach::AtLeast(0.055));
             report.ratio(&format!("{name}: {share} local / all local"), ours, theirs, reach);
@@ -237,8 +241,9 @@ impl Bench<'_> {
                 } else {
                     format!("prefetch {}", ByteLen(prefetch.into()))
                 };
+                let parameters = json!({ "experiment": "pages", "page_bytes": page_bytes, "prefetch_bytes": prefetch, "link": self.link_name, "remote_share": median(&share) });
                 let name = format!("triad, {kib} KiB pages, {ahead} ({} remote)", percent(median(&share)));
-                let gb = report.series(&name, "GB/s", &gb);
+                let gb = report.series(&name, "GB/s", parameters, &gb);
                 // What stayed here did not come over the wire.
                 best = best.max(gb * median(&share).min(1.0));
             }

@@ -171,9 +171,9 @@ fn measure(
             Ok(())
         })?;
     }
-    report.series("scans of a tenant with 1 connection", "", &one);
+    report.samples("scans of a tenant with 1 connection", "", &one);
     let name = format!("scans of a tenant with {} connections", args.connections);
-    report.series(&name, "", &many);
+    report.samples(&name, "", &many);
     report.ratio("many connections against one", &many, &one, Some(Reach::AtMost(1.2)));
     report.ratio("one connection against many", &one, &many, Some(Reach::AtMost(1.2)));
 
@@ -195,8 +195,8 @@ fn measure(
                 samples.push(reads_a_second(clients, round)?);
             }
         }
-        report.series("4 KiB reads, before", "op/s", &reads[0]);
-        report.series("4 KiB reads, now", "op/s", &reads[1]);
+        report.samples("4 KiB reads, before", "op/s", &reads[0]);
+        report.samples("4 KiB reads, now", "op/s", &reads[1]);
         let reach = Some(Reach::AtLeast(0.97));
         report.ratio("4 KiB reads a second, now against before", &reads[1], &reads[0], reach);
     }
@@ -252,7 +252,7 @@ fn measure_memory(
         bounds.push(stated as f64 / MIB as f64);
     }
     let name = format!("memory beyond --memory, {connections} connections at their worst");
-    report.series(&name, "MiB", &used);
+    report.samples(&name, "MiB", &used);
     report.ratio("of what the guide states", &used, &bounds, Some(Reach::AtMost(1.0)));
     let aim = vec![lent as f64 / 10.0 / MIB as f64 + 64.0; used.len()];
     report.ratio("of a tenth of --memory and 64 MiB", &used, &aim, None);
@@ -308,8 +308,8 @@ fn measure_strangers(
     })?;
     strangers *= 60.0;
     report.note(format!("{strangers:.0} silent connections a minute, 256 places"));
-    report.series("connected, with a key, among silent strangers", "s", &medians);
-    report.series("the slowest of a round", "s", &slowest);
+    report.samples("connected, with a key, among silent strangers", "s", &medians);
+    report.samples("the slowest of a round", "s", &slowest);
     let second = vec![1.0; slowest.len()];
     report.ratio("the slowest, in seconds", &slowest, &second, Some(Reach::AtMost(1.0)));
     Ok(())
@@ -381,10 +381,10 @@ impl Pair {
 
     fn tell(&self, report: &mut Report, which: &str) {
         let name = format!("{which}victim's 4 KiB get, p99, alone");
-        report.series(&name, "us", &self.alone);
+        report.samples(&name, "us", &self.alone);
         for (load, samples) in LOADS.iter().zip(&self.next_to) {
             let name = format!("{which}victim's 4 KiB get, p99, next to {}", load.name());
-            report.series(&name, "us", samples);
+            report.samples(&name, "us", samples);
             let reach = which.is_empty().then_some(Reach::AtMost(3.0));
             let name = format!("{which}p99 next to {}, against alone", load.name());
             report.ratio(&name, samples, &self.alone, reach);

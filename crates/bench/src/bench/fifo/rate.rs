@@ -91,7 +91,7 @@ pub fn run(report: &mut Report, place: &Place<'_>, args: &Args) -> Result<()> {
     for kind in &kinds {
         let how = if kind.together { "in groups" } else { "one by one" };
         let name = format!("messages a second, {senders} senders, {how}: {}", kind.name);
-        report.series(&name, "1/s", &kind.rates);
+        report.samples(&name, "1/s", &kind.rates);
     }
     let [ours, list, ours_together, list_together, stream] = &kinds[..] else { unreachable!("five kinds") };
     let reach = Some(Reach::AtLeast(3.0));

@@ -10,6 +10,7 @@ use anyhow::{Error, Result, bail};
 use rampool_client::direct::{Direct, DirectRegion, Message, Queue, QueueBounds, SendBody};
 use rampool_net::transport::Endpoint;
 use rampool_wire::layout::Layout;
+use serde_json::json;
 
 use super::super::Common;
 use super::super::report::Report;
@@ -87,8 +88,11 @@ pub fn run(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
                     }
                 }
                 for (what, samples) in [("envelope", &envelope), ("whole", &whole)] {
+                    let parameters = json!({
+                        "experiment": "sends", "over": over, "way": way.name(), "bytes": size, "what": what,
+                    });
                     let name = format!("{over}, {size} B, {}, {what}, p50", way.name());
-                    report.series(&name, "us", samples);
+                    report.series(&name, "us", parameters, samples);
                 }
             }
         }
@@ -118,7 +122,13 @@ fn ahead(report: &mut Report, ends: &mut Ends, over: &str, samples: usize) -> Re
                 waits.push(asked.elapsed());
                 ends.receiver.done(message);
             }
-            report.series(&format!("{over}, body of {bytes} B, {rule}, p50"), "us", &[p50(waits)]);
+            let parameters = json!({ "experiment": "ahead", "over": over, "bytes": bytes, "how": rule });
+            report.series(
+                &format!("{over}, body of {bytes} B, {rule}, p50"),
+                "us",
+                parameters,
+                &[p50(waits)],
+            );
         }
     }
     ends.receiver.prefetch_bodies(&ends.from, 0);
@@ -147,7 +157,8 @@ fn matching(report: &mut Report, ends: &mut Ends, over: &str, rounds: usize) -> 
             times.push(started.elapsed().as_secs_f64() * 1e6 / count as f64);
         }
         let how = if by_tag { "by tag" } else { "in turn" };
-        report.series(&format!("{over}, {count} messages of {TAGS} tags, {how}"), "us", &times);
+        let parameters = json!({ "experiment": "matching", "over": over, "how": how });
+        report.series(&format!("{over}, {count} messages of {TAGS} tags, {how}"), "us", parameters, &times);
     }
     Ok(())
 }

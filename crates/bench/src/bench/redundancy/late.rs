@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::super::Common;
 use super::super::report::{Reach, Report};
@@ -39,7 +40,8 @@ pub fn measure(common: &Common, report: &mut Report) -> Result<()> {
     }
     for (at, (of, reach)) in [("p99", Some(Reach::AtMost(2.0))), ("mean", None)].into_iter().enumerate() {
         for (what, samples) in [("all prompt", &prompt), ("one of three servers 50 ms late", &late)] {
-            report.series(&format!("a read, {of}, {what}"), "us", &samples[at]);
+            let parameters = json!({ "what": what, "of": of });
+            report.series(&format!("a read, {of}, {what}"), "us", parameters, &samples[at]);
         }
         let name = format!("a read, {of}: one of three servers 50 ms late / all prompt");
         report.ratio(&name, &late[at], &prompt[at], reach);

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::{Run, SPIN, Samples, Way, get};
 use crate::bench::Common;
@@ -78,8 +79,12 @@ fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
                     let sizes = [sections, own, spread, path, apart];
                     let samples = rounds_of(rounds, ranks, protocol, "several-locks", &sizes)?;
                     for (what, unit) in [("section", "us"), ("messages", ""), ("bytes", ""), ("first", "")] {
+                        let parameters = json!({
+                            "experiment": of, "what": what, "scheme": scheme, "ranks": ranks,
+                            "managers": managers, "way": way,
+                        });
                         let name = format!("{of}, {ranks} ranks, {way}, {managers}, {scheme}: {what}");
-                        report.series(&name, unit, get(&samples, what)?);
+                        report.series(&name, unit, parameters, get(&samples, what)?);
                     }
                 }
             }
@@ -120,7 +125,13 @@ fn program(
     for ranks in 1..=8 {
         let samples = rounds_of(rounds, ranks, protocol, program, sizes)?;
         for what in ["alone", "parallel", "faults", "overhead"] {
-            report.series(&format!("{program}, {ranks} ranks, {way}: {what}"), "ms", get(&samples, what)?);
+            let parameters = json!({ "experiment": program, "what": what, "way": way, "ranks": ranks });
+            report.series(
+                &format!("{program}, {ranks} ranks, {way}: {what}"),
+                "ms",
+                parameters,
+                get(&samples, what)?,
+            );
         }
     }
     Ok(())
@@ -156,9 +167,10 @@ fn by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Lin
             }
         }
         let name = format!("one lock by 2 ranks over {over}, {way}");
-        report.series(&format!("{name}: old scheme (forward)"), "us", &old);
-        report.series(&format!("{name}: new scheme (central)"), "us", &new);
-        report.series(&format!("{name}: taken again without a message, old scheme"), "", &local);
+        let of = |what: &str| json!({ "experiment": "s5", "what": what, "over": over, "way": way });
+        report.series(&format!("{name}: old scheme (forward)"), "us", of("old"), &old);
+        report.series(&format!("{name}: new scheme (central)"), "us", of("new"), &new);
+        report.series(&format!("{name}: taken again without a message, old scheme"), "", of("local"), &local);
         report.ratio(
             &format!("{name}: old / new scheme (S5: 1.6 to 2.2)"),
             &old,
@@ -176,8 +188,9 @@ fn by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Lin
             overhead.extend_from_slice(get(&samples, "overhead")?);
         }
         let name = format!("SOR over {over}, {name}");
-        report.series(&format!("{name}: write faults"), "ms", &faults);
-        report.series(&format!("{name}: all waiting"), "ms", &overhead);
+        let of = |what: &str| json!({ "experiment": "s5", "what": what, "of": name });
+        report.series(&format!("{name}: write faults"), "ms", of("faults"), &faults);
+        report.series(&format!("{name}: all waiting"), "ms", of("waiting"), &overhead);
         report.ratio(&format!("{name}: write faults / all waiting"), &faults, &overhead, reach);
     }
     Ok(())

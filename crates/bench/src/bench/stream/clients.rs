@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::json;
 
 use super::kernels::{Kernel, RemoteArrays, Replay};
 use super::{Bench, CLIENTS, SPIN};
@@ -93,8 +94,14 @@ pub(super) fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
             client.go_on()?;
             client.expect_line("ok")?;
         }
-        report.series(&format!("triad, {count} clients, each"), "GB/s", &each);
-        report.series(&format!("triad, {count} clients, together"), "GB/s", &[each.iter().sum()]);
+        let parameters = |what: &str| json!({ "experiment": "clients", "clients": count, "what": what, "link": bench.link_name });
+        report.series(&format!("triad, {count} clients, each"), "GB/s", parameters("each"), &each);
+        report.series(
+            &format!("triad, {count} clients, together"),
+            "GB/s",
+            parameters("together"),
+            &[each.iter().sum()],
+        );
     }
     Ok(())
 }

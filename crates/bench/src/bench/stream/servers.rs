@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use rampool_pager::region::PagedMemory;
+use serde_json::json;
 
 use super::kernels::{Kernel, RemoteArrays, Replay};
 use super::{Args, ELEMENTS, SPIN};
@@ -90,7 +91,9 @@ impl With<'_> {
     }
 
     fn keep(&mut self, what: &str, unit: &str, samples: &[f64]) {
-        self.report.series(&format!("{} servers: {what}", self.count), unit, samples);
+        let parameters =
+            json!({ "experiment": "servers", "servers": self.count, "what": what, "link": self.rate.name() });
+        self.report.series(&format!("{} servers: {what}", self.count), unit, parameters, samples);
     }
 }
 
