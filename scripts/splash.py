@@ -4,8 +4,8 @@ share memory, under each protocol: `scripts/splash.py DIR [--only PROGRAM] [--pr
 
 DIR has their Makefile.config, or a folder of it does. Everything is built in a copy. A program is right if it
 prints, and writes into files, what it does with as many threads: words alike, numbers to 1e-5, as far as two
-runs by threads agree with each other (times do not). Otherwise the row has what it said instead. Ends with 1
-if an answer is wrong.
+runs by threads agree with each other (times do not). Otherwise the row has what it said instead, or the
+variables that rampool named because processes do not share them. Ends with 1 if an answer is wrong.
 
 With `--against-one-thread ROUNDS` it compares times instead, as the programs take them: processes under the
 default protocol, and one thread of the program without rampool, by turns.
@@ -66,7 +66,7 @@ TIMED = {
 }
 TIME = re.compile(r"(?:Total time without initialization|COMPUTETIME[^=\n]*?)\s*[:=]?\s+(\d+)")
 # Lines about time; and rows of whole numbers and a share, 0 by threads and microseconds here.
-TIMES = r"time|clock|second|COMPUTE(START|END)|^\s*\d+(\s+\d+)+(\s+-?(nan|[\d.]+))?\s*$"
+TIMES = r"time|clock|second|^Step|COMPUTE(START|END)|^\s*\d+(\s+\d+)+(\s+-?(nan|[\d.]+))?\s*$"
 
 
 def output_of(*words):
@@ -77,7 +77,7 @@ class Suite:
     """A copy of the sources, with what each program is when built in one way."""
 
     def __init__(self, source, work, make):
-        self.make, self.built = make, {}
+        self.make, self.built, self.told = make, {}, []
         shutil.copytree(source, work, ignore=shutil.ignore_patterns(".git"))
         # Programs of SPLASH-4 lie one folder deeper than what they all need.
         self.base = work / "Splash-4" if (work / "Splash-4").exists() else work
@@ -124,10 +124,10 @@ class Suite:
             done = subprocess.run(words, timeout=seconds, check=False, **how)
         except subprocess.TimeoutExpired:
             return f"not done in {seconds} s"
+        self.told = [line for line in done.stderr.splitlines() if line.startswith("rampool")]
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
-            told = [line for line in said if line.startswith("rampool")]
-            return f"ended with {done.returncode}: {(told or said)[0]}"
+            return f"ended with {done.returncode}: {(self.told or said)[0]}"
         is_new = lambda path: path.is_file() and before.get(path) != path.stat().st_mtime_ns
         written = filter(is_new, sorted(folder.iterdir()))
         return [*done.stdout.splitlines(), *(f"{path.name} {path.read_bytes().hex()}" for path in written)]
@@ -135,9 +135,9 @@ class Suite:
 
 def differs(found, first, second):
     """What is not as both runs by threads have it: a line."""
-    # Processes have a stream each, whose lines come in any order.
+    # Processes have a stream each: lines come in any order, and several times if each says them once.
     found, first, second = (
-        sorted(line for line in lines if line.strip() and not re.search(TIMES, line, re.IGNORECASE))
+        sorted({line for line in lines if line.strip() and not re.search(TIMES, line, re.IGNORECASE)})
         for lines in (found, first, second)
     )
     if not first:
@@ -162,8 +162,8 @@ def same_word(word, other):
         return False
 
 
-def verdict(by_threads, run):
-    """What a run is, in words."""
+def verdict(by_threads, shared, run):
+    """What a run of `shared` is, in words."""
     failed = [outcome for outcome in by_threads if isinstance(outcome, str)]
     if failed:
         return f"by threads: {failed[0]}"
@@ -171,6 +171,8 @@ def verdict(by_threads, run):
     if isinstance(found, str):
         return found
     difference = differs(found, *by_threads)
+    if difference and shared.told:
+        return f"not alike, and told so: {shared.told[0]}"
     return f"WRONG: {difference}" if difference else "right"
 
 
@@ -182,7 +184,8 @@ def compare_with_protocols(threads, shared, options):
             by_threads = [threads.run(name, processes, options.seconds) for _ in range(2)]
             for protocol in options.protocol or PROTOCOLS:
                 launch = (*LAUNCH, str(processes), "--protocol", protocol, "--")
-                said = verdict(by_threads, lambda: shared.run(name, processes, options.seconds, launch))
+                run = lambda: shared.run(name, processes, options.seconds, launch)
+                said = verdict(by_threads, shared, run)
                 wrong += said.startswith("WRONG")
                 print(f"{name:22} {processes:2} {protocol:5} {said}", flush=True)
     return wrong
