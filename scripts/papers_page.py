@@ -318,6 +318,10 @@ def locks(part, paper):
         new = only(part, **where, what="new")
         name = f"old / new scheme, over {where['over']}, {where['way']}"
         rows.append([name, f"{low} to {high}", short(old["median"] / new["median"])])
+        chosen = only(part, **where, what="chosen")
+        better = min(old["median"], new["median"])
+        name = f"chosen by the manager / the better scheme, over {where['over']}, {where['way']}"
+        rows.append([name, "", short(chosen["median"] / better)])
     for faults in pick(part, what="faults"):
         way = faults["parameters"]["of"]
         waiting = only(part, of=way, what="waiting")

@@ -27,7 +27,7 @@ use rampool::shared::{
 use rampool_kernel::words::say_line;
 
 use heap::{Heap, NotABlock, PAGE};
-use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES, Variables};
+use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES, Snapshot, Variables};
 
 // Locks of the program are addresses, so these are free.
 const CONTROL: u64 = 1;
@@ -73,13 +73,14 @@ const GONE: u64 = 3;
 struct Parmacs {
     shared: Shared,
     control: Region,
-    /// Where the creator's variables are copied to.
+    /// Where the creator's variables are copied to, and which pieces of them are there.
     image: Region,
+    pieces: Region,
     data: Data,
     /// For each rank: a bit for each word of the variables that its processes changed.
     changed: Region,
     /// The variables as they were when the process was created, or when the first one created others.
-    at_creation: Mutex<Vec<u8>>,
+    at_creation: Mutex<Option<Snapshot>>,
     finished: AtomicBool,
     /// Whether the variables that cannot be carried were reported, and those that are not shared.
     warned: AtomicBool,
@@ -141,12 +142,14 @@ fn begin(argv: *mut *mut c_char, data: Data) -> Result<&'static Parmacs, BeginEr
     let here = AllocOptions::new().homes(Homes::At(Rank(0)));
     let control = shared.alloc((RANKS + 2 * usize::from(shared.ranks())) * 8, here)?;
     let image = shared.alloc(data.bytes.max(1), here)?;
+    let pieces = shared.alloc(data.bits_bytes().max(8), here)?;
     let words = changed_words(data) * usize::from(shared.ranks());
     let changed = shared.alloc(words.max(1) * 8, here)?;
     let parmacs = Parmacs {
         shared,
         control,
         image,
+        pieces,
         data,
         changed,
         at_creation: Mutex::default(),
@@ -228,11 +231,11 @@ impl Parmacs {
             let start = self.get(state + 1);
             let (copy, bytes) = (self.get(COPY), self.get(COPY_BYTES));
             shared.unlock(CONTROL)?;
-            // SAFETY: rank 0 wrote both images before it released the lock and writes them again when all
+            // SAFETY: rank 0 wrote the images before it released the lock and writes them again when all
             // have said that they took them; the fingerprints are alike, and nothing of the program runs here
             // now.
             unsafe {
-                self.data.load(self.image.as_ptr());
+                self.data.load(self.image.as_ptr(), self.pieces.at::<u64>(0));
                 let copy =
                     std::ptr::with_exposed_provenance::<u8>(usize::try_from(copy).expect("an address"));
                 let bytes = usize::try_from(bytes).expect("64-bit addresses");
@@ -256,13 +259,14 @@ impl Parmacs {
     /// The variables as they are now are what this process began with.
     fn remember(&self) {
         if self.data.bytes <= MOST_COMPARED {
-            *self.at_creation.lock().unwrap_or_else(PoisonError::into_inner) = self.data.copy();
+            *self.at_creation.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.data.snapshot());
         }
     }
 
     /// Marks the variables that this process has changed since.
     fn note_changes(&self) {
-        let before = std::mem::take(&mut *self.at_creation.lock().unwrap_or_else(PoisonError::into_inner));
+        let before = self.at_creation.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(before) = before else { return };
         let first = changed_words(self.data) * usize::from(self.shared.rank());
         self.data.changed_words(&before, |word| {
             let at = self.changed.at::<u64>(first + word / 64);
@@ -399,7 +403,7 @@ impl Parmacs {
         }
         // SAFETY: the regions are large enough; no rank reads them while none is WANTED.
         unsafe {
-            self.data.save(self.image.as_ptr());
+            self.data.save(self.image.as_ptr(), self.pieces.at::<u64>(0));
             let copy = std::ptr::with_exposed_provenance_mut::<u8>(
                 usize::try_from(self.get(COPY)).expect("an address"),
             );

@@ -342,7 +342,7 @@ impl Shared {
             return Err(JoinError::Rank { rank: config.rank, ranks: config.ranks });
         }
         let natural =
-            if config.protocol == ProtocolKind::Ibec { LockPath::Central } else { LockPath::Forward };
+            if config.protocol == ProtocolKind::Ibec { LockPath::Either } else { LockPath::Forward };
         let engine = Config {
             rank: Rank(config.rank),
             ranks: config.ranks,

@@ -73,6 +73,8 @@ pub enum LockPath {
     Forward,
     /// A release goes to the manager, which grants (S5's new scheme).
     Central,
+    /// The manager chooses for each lock: central, until one rank alone requests it again and again.
+    Either,
 }
 
 /// Pages that share a protocol.
@@ -130,7 +132,7 @@ pub struct Config {
     pub ranks: u16,
     pub regions: Vec<RegionConfig>,
     pub managers: Managers,
-    /// `None`: `Central` if any region is `ibec`, else `Forward`.
+    /// `None`: `Either` if any region is `ibec`, else `Forward`.
     pub lock_path: Option<LockPath>,
     pub tuning: Tuning,
 }

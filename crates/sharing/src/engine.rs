@@ -62,7 +62,7 @@ impl Engine {
             return Err(ConfigError::Rank { rank, ranks: config.ranks });
         }
         let entry = config.regions.iter().any(|region| region.protocol == ProtocolKind::Ibec);
-        let natural = if entry { LockPath::Central } else { LockPath::Forward };
+        let natural = if entry { LockPath::Either } else { LockPath::Forward };
         let mut engine = Self {
             shared: Shared {
                 rank: config.rank,

@@ -259,6 +259,8 @@ pub enum Body {
     LockReturn {
         lock: LockId,
         by: Rank,
+        /// How often threads of the rank took it without a message.
+        again: u32,
         parts: Vec<Part>,
     },
     /// Queue this waiter; `release` releases a centrally managed lock in the same step.
@@ -409,7 +411,7 @@ wire_enum!(Body {
     0x23 => LockBusy { lock },
     0x24 => LockRelease { lock, by, mode, parts },
     0x25 => LockReleaseAck { lock },
-    0x26 => LockReturn { lock, by, parts },
+    0x26 => LockReturn { lock, by, again, parts },
     0x27 => LockHeld { lock },
     0x28 => CondWait { cond, lock, by, thread, release },
     0x29 => CondQueued { lock, thread },

@@ -1,10 +1,12 @@
 //! What a created process takes over from its creator besides shared memory: the program's variables and its
-//! `malloc` memory, byte by byte.
+//! `malloc` memory, byte by byte. Pieces of zeroes, which large variables mostly are, are neither sent nor
+//! kept.
 //!
 //! That is sound only if every process has the program and its libraries at the same addresses. So address
 //! randomisation is turned off, and [`Fingerprint`] tells whether that worked. Libraries' own variables are
 //! not carried.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStringExt;
@@ -80,16 +82,49 @@ pub(super) struct Data {
     pub bytes: usize,
 }
 
+/// The unit in which variables are saved, and left out where they are zero.
+const PIECE: usize = 4096;
+
+/// Variables at some moment: the pieces that were not all zero, by their numbers.
+pub(super) type Snapshot = BTreeMap<usize, Box<[u8; PIECE]>>;
+
 impl Data {
-    /// Writes them to `to`.
+    /// Bytes for the bits that say which pieces an image has.
+    pub fn bits_bytes(self) -> usize {
+        self.bytes.div_ceil(PIECE).div_ceil(64) * 8
+    }
+
+    /// Calls `each` with the number and the content of each piece; zeroes follow the last variable.
+    fn pieces(self, mut each: impl FnMut(usize, &[u8; PIECE])) {
+        let mut content = [0; PIECE];
+        for (number, at) in (0..self.bytes).step_by(PIECE).enumerate() {
+            let bytes = PIECE.min(self.bytes - at);
+            content[bytes..].fill(0);
+            let from = std::ptr::with_exposed_provenance::<u8>(self.start + at);
+            // SAFETY: the program's own data, which is always readable; the array has room for a piece.
+            unsafe { std::ptr::copy_nonoverlapping(from, content.as_mut_ptr(), bytes) };
+            each(number, &content);
+        }
+    }
+
+    /// Writes them to `to`, but for pieces of zeroes, and to `bits` which pieces those are not.
     ///
     /// # Safety
-    /// `to` has room for `bytes` bytes.
-    pub unsafe fn save(self, to: *mut u8) {
-        // SAFETY: the program's own data, which is always readable; `to` as the caller promises.
-        unsafe {
-            std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(self.start), to, self.bytes)
-        };
+    /// `to` has room for `bytes` bytes, `bits` for `bits_bytes()`, aligned to 8.
+    pub unsafe fn save(self, to: *mut u8, bits: *mut u64) {
+        // SAFETY: as the caller promises.
+        unsafe { bits.write_bytes(0, self.bits_bytes() / 8) };
+        self.pieces(|number, content| {
+            if content == &[0; PIECE] {
+                return;
+            }
+            let bytes = PIECE.min(self.bytes - number * PIECE);
+            // SAFETY: as the caller promises.
+            unsafe {
+                std::ptr::copy_nonoverlapping(content.as_ptr(), to.add(number * PIECE), bytes);
+                *bits.add(number / 64) |= 1 << (number % 64);
+            }
+        });
     }
 
     /// Addresses of variables that point into this thread's stack, which the image does not have. The C
@@ -116,42 +151,52 @@ impl Data {
         words.filter(|at| stack.contains(&value(at)) && !own.contains(at)).collect()
     }
 
-    /// As bytes, copied.
-    pub fn copy(self) -> Vec<u8> {
-        let mut copy = Vec::with_capacity(self.bytes);
-        // SAFETY: the vector has room for all bytes, and `save` writes all of them.
-        unsafe {
-            self.save(copy.as_mut_ptr());
-            copy.set_len(self.bytes);
-        }
-        copy
-    }
-
-    /// Calls `each` with the number of each word that differs from `before`, which is of the same length.
-    pub fn changed_words(self, before: &[u8], mut each: impl FnMut(usize)) {
-        for (word, (now, before)) in self.copy().chunks(8).zip(before.chunks(8)).enumerate() {
-            if now != before {
-                each(word);
+    /// As they are now.
+    pub fn snapshot(self) -> Snapshot {
+        let mut snapshot = Snapshot::new();
+        self.pieces(|number, content| {
+            if content != &[0; PIECE] {
+                snapshot.insert(number, Box::new(*content));
             }
-        }
+        });
+        snapshot
     }
 
-    /// Replaces the variables by what is at `from`. Pointers to this process's own environment stay.
+    /// Calls `each` with the number of each word that differs from `before`.
+    pub fn changed_words(self, before: &Snapshot, mut each: impl FnMut(usize)) {
+        self.pieces(|number, now| {
+            let before = before.get(&number).map_or(&[0; PIECE], |piece| piece);
+            if now != before {
+                let pairs = now.chunks(8).zip(before.chunks(8)).enumerate();
+                let changed = pairs.filter(|(_, (now, before))| now != before);
+                changed.for_each(|(word, _)| each(number * (PIECE / 8) + word));
+            }
+        });
+    }
+
+    /// Replaces the variables by an image. Pointers to this process's own environment stay.
     ///
     /// # Safety
-    /// `from` has `bytes` bytes that [`Data::save`] wrote in a process of the same [`Fingerprint`]; nothing
-    /// of this program runs.
-    pub unsafe fn load(self, from: *const u8) {
-        // SAFETY: the C library's own variables, which may lie in the program's data; as the caller promises.
-        unsafe {
-            let own = (environ, program_invocation_name, program_invocation_short_name);
-            std::ptr::copy_nonoverlapping(
-                from,
-                std::ptr::with_exposed_provenance_mut::<u8>(self.start),
-                self.bytes,
-            );
-            (environ, program_invocation_name, program_invocation_short_name) = own;
-        }
+    /// `from` and `bits` are what [`Data::save`] wrote in a process of the same [`Fingerprint`]; nothing of
+    /// this program runs.
+    pub unsafe fn load(self, from: *const u8, bits: *const u64) {
+        // SAFETY: the C library's own variables, which may lie in the program's data.
+        let own = unsafe { (environ, program_invocation_name, program_invocation_short_name) };
+        self.pieces(|number, now| {
+            let at = number * PIECE;
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(self.start + at);
+            let bytes = PIECE.min(self.bytes - at);
+            // SAFETY: the program's own data, which ends there or later; else as the caller promises.
+            unsafe {
+                if *bits.add(number / 64) >> (number % 64) & 1 != 0 {
+                    std::ptr::copy_nonoverlapping(from.add(at), to, bytes);
+                } else if now != &[0; PIECE] {
+                    to.write_bytes(0, bytes);
+                }
+            }
+        });
+        // SAFETY: as above.
+        unsafe { (environ, program_invocation_name, program_invocation_short_name) = own };
     }
 }
 

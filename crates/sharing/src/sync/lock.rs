@@ -7,6 +7,9 @@
 //!   holder takes it again without a message.
 //! * *Central* (S5's new scheme). A release goes back to the manager, which grants.
 //!
+//! Or the manager chooses: it is central, until one rank alone requests it again and again. That rank gets a
+//! token, and the first other one that requests the lock makes it central again.
+//!
 //! Readers and tries need to know whether a lock is held now, which only a central manager does. The first of
 //! them on a forwarded lock recalls the token through the chain of waiters, and from then on the lock is
 //! central.
@@ -51,6 +54,8 @@ pub(crate) struct LockNode {
     recall: bool,
     /// How often it passed between threads of this rank.
     streak: u8,
+    /// How often threads of this rank took it without a message since it came.
+    again: u32,
     /// Critical sections that have ended here, but whose writes are not all available. Threads of this rank
     /// need not wait for that, others do.
     leaving: u32,
@@ -82,6 +87,39 @@ pub(crate) struct LockManager {
     readers: BTreeSet<Rank>,
     queue: VecDeque<Ask>,
     waiters: BTreeMap<CondId, VecDeque<(Rank, ThreadId)>>,
+    alone: Alone,
+}
+
+/// Whether one rank alone requests a lock, as its manager sees it.
+#[derive(Clone, Copy, Hash, Debug)]
+struct Alone {
+    /// The rank that got it last, and how often in a row.
+    last: Option<Rank>,
+    row: u8,
+    /// After so many in a row it gets a token.
+    needed: u8,
+}
+
+const ALONE: u8 = 2;
+const LONGEST_ALONE: u8 = 64;
+
+impl Alone {
+    fn new() -> Self {
+        Self { last: None, row: 0, needed: ALONE }
+    }
+
+    /// `rank` gets the lock. True: as a token.
+    fn granted(&mut self, rank: Rank) -> bool {
+        self.row = if self.last.replace(rank) == Some(rank) { self.row.saturating_add(1) } else { 1 };
+        self.row >= self.needed
+    }
+
+    /// The token is back; it was used `again` times without a message. Recalling it costs two messages more.
+    fn returned(&mut self, again: u32) {
+        let paid = again >= u32::from(ALONE);
+        self.needed = if paid { ALONE } else { self.needed.saturating_mul(2).min(LONGEST_ALONE) };
+        (self.last, self.row) = (None, 0);
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -130,6 +168,7 @@ impl LockManager {
             readers: BTreeSet::new(),
             queue: VecDeque::new(),
             waiters: BTreeMap::new(),
+            alone: Alone::new(),
         }
     }
 
@@ -171,7 +210,7 @@ impl Engine {
                     locks.get_or_insert_with(lock, LockNode::default).have = Have::Exclusive;
                     Path::Forward { last: shared.rank }
                 }
-                LockPath::Central => Path::Central,
+                LockPath::Central | LockPath::Either => Path::Central,
             };
             LockManager::new(path)
         })
@@ -218,6 +257,7 @@ impl Engine {
             if !exclusive || node.is_wanted_elsewhere() {
                 node.streak += 1;
             }
+            node.again = node.again.saturating_add(1);
             self.shared.stats.local_acquires += 1;
             self.lock_take(io, thread, lock, mode);
         } else if wait {
@@ -315,10 +355,11 @@ impl Engine {
         } else if node.recall {
             node.recall = false;
             node.have = Have::Nothing;
+            let again = node.again;
             let (by, manager) = (self.shared.rank, self.manager(lock));
             let parts = self.make_parts(io, |plugin, cx, _| Ok(plugin.update(cx, lock, manager)))?;
             self.unacked += 1;
-            self.send(io, manager, Body::LockReturn { lock, by, parts });
+            self.send(io, manager, Body::LockReturn { lock, by, again, parts });
         } else if node.central {
             node.have = Have::Nothing;
             self.give_back(io, lock, LockMode::Exclusive)?;
@@ -521,12 +562,13 @@ impl Engine {
         match body {
             Body::LockRequest { ask, .. } => self.on_request(io, lock, ask.clone()),
             Body::LockRelease { by, mode, parts, .. } => self.on_release(io, epoch, lock, *by, *mode, parts),
-            Body::LockReturn { by, parts, .. } => {
+            Body::LockReturn { by, again, parts, .. } => {
                 let managed = self.manage(lock);
                 if !matches!(managed.path, Path::Recalling { .. }) {
                     return unexpected("return of a lock");
                 }
                 managed.path = Path::Central;
+                managed.alone.returned(*again);
                 self.take_parts(io, epoch, parts, |plugin, cx, payload| plugin.absorb(cx, lock, payload))?;
                 self.send(io, *by, Body::LockReleaseAck { lock });
                 self.lock_pump(io, lock)
@@ -575,10 +617,11 @@ impl Engine {
             self.send_token(io, lock, &ask);
             return Ok(());
         }
+        let passes_on = exclusive && self.shared.lock_path != LockPath::Either;
         let managed = self.manage(lock);
         match managed.path {
             Path::Forward { last } => {
-                if exclusive {
+                if passes_on {
                     managed.path = Path::Forward { last: ask.by };
                     self.send(io, last, Body::LockForward { lock, ask, recall: false });
                 } else {
@@ -627,8 +670,12 @@ impl Engine {
 
     /// The manager grants the lock to a requester for which it is free.
     fn lock_grant(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask) -> Checked {
+        let chooses = self.shared.lock_path == LockPath::Either;
         let managed = self.manage(lock);
+        let exclusive = ask.mode == LockMode::Exclusive;
+        let token = exclusive && chooses && managed.alone.granted(ask.by) && managed.queue.is_empty();
         match ask.mode {
+            LockMode::Exclusive if token => managed.path = Path::Forward { last: ask.by },
             LockMode::Exclusive => managed.holder = Some(ask.by),
             LockMode::Shared => {
                 managed.readers.insert(ask.by);
@@ -638,7 +685,7 @@ impl Engine {
         let epoch = self.shared.epoch;
         match self.make_parts(io, |plugin, cx, kind| plugin.serve(cx, lock, info_of(ask, kind, epoch))) {
             Ok(parts) => {
-                self.send(io, ask.by, Body::LockGrant { lock, mode: ask.mode, central: true, parts })
+                self.send(io, ask.by, Body::LockGrant { lock, mode: ask.mode, central: !token, parts })
             }
             Err(violation) => self.violated(io, ask.by, violation),
         }
@@ -690,6 +737,7 @@ impl Engine {
         let node = self.node(lock);
         node.asked = None;
         node.streak = 0;
+        node.again = 0;
         node.central = central;
         let trying = node.trying.take();
         if mode == LockMode::Exclusive {
@@ -803,6 +851,7 @@ impl Engine {
                 .iter()
                 .map(|(cond, queue)| (*cond, queue.iter().copied().collect()))
                 .collect(),
+            alone: Alone::new(),
         };
         self.managed.insert(lock, managed);
         for (from, epoch, body) in waiting {

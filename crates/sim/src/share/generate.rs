@@ -156,9 +156,10 @@ impl<'a> Generator<'a> {
             _ => Homes::At(last),
         };
         setup.managers = if random.percent(70) { Managers::Cyclic } else { Managers::At(last) };
-        setup.lock_path = match random.below(4) {
+        setup.lock_path = match random.below(5) {
             0 => Some(LockPath::Forward),
             1 => Some(LockPath::Central),
+            2 => Some(LockPath::Either),
             _ => None,
         };
         setup.tuning = Tuning {

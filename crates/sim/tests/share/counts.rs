@@ -47,6 +47,28 @@ fn the_last_holder_takes_a_forwarded_lock_again_without_a_message() {
 }
 
 #[test]
+fn a_manager_that_chooses_gives_a_token_to_a_rank_alone_and_takes_it_back_for_the_next() {
+    let sections = |times: usize| [lock(1), unlock(1)].repeat(times);
+    let messages = |path, scripts: Vec<Vec<Op>>| {
+        let mut setup = quiet(ProtocolKind::Ibec, scripts.into_iter().map(|script| vec![script]).collect());
+        setup.lock_path = Some(path);
+        setup.managers = Managers::At(Rank(0));
+        let report = report(setup);
+        (report.total_messages(), report.stats.local_acquires)
+    };
+    let alone = |path| messages(path, vec![vec![], sections(50)]);
+    assert_eq!(
+        alone(LockPath::Either),
+        (6, 48),
+        "request, grant, release, its acknowledgement, request, token"
+    );
+    assert_eq!(alone(LockPath::Central).0, 200, "four each");
+    // The third rank asks while the second has the token: it gets the lock, and nothing else changes.
+    let both = messages(LockPath::Either, vec![vec![], sections(50), sections(1)]);
+    assert!(both.0 < 20, "{both:?}");
+}
+
+#[test]
 fn a_lock_that_gives_updates_to_its_manager_sends_less_than_one_that_passes_all_of_them_on() {
     let bytes = |path| {
         let mut setup = quiet(ProtocolKind::Ibec, counters(2, 1, 200));

@@ -42,8 +42,9 @@ fn everywhere_judged(
                     let home = Rank(home.min(u16::try_from(scripts.len()).unwrap() - 1));
                     let mut setup = Setup::new(seed, protocol, 8, u32::try_from(PAGE).unwrap(), scripts);
                     setup.homes = Homes::At(home);
-                    setup.lock_path = [None, Some(LockPath::Forward), Some(LockPath::Central)]
-                        [usize::try_from(seed % 3).unwrap()];
+                    setup.lock_path =
+                        [Some(LockPath::Either), Some(LockPath::Forward), Some(LockPath::Central)]
+                            [usize::try_from(seed % 3).unwrap()];
                     setup.siblings = 60;
                     tune(&mut setup, seed);
                     match run(setup) {

@@ -9,14 +9,14 @@ use crate::{barrier, keep_barrier, lock, read, several, share, single, unlock, w
 /// More than any of these worlds has.
 const MOST_STATES: u64 = 400_000;
 
-/// Explores a world of two pages under `protocol`, both ways of locking.
+/// Explores a world of two pages under `protocol`, all ways of locking.
 fn holds_in_every_order(name: &str, protocol: ProtocolKind, ranks: &[Vec<Op>]) {
     threads_hold_in_every_order(name, protocol, &single(ranks.to_vec()));
 }
 
 /// The same with several threads a rank.
 fn threads_hold_in_every_order(name: &str, protocol: ProtocolKind, scripts: &[Vec<Script>]) {
-    for path in [LockPath::Forward, LockPath::Central] {
+    for path in [LockPath::Forward, LockPath::Central, LockPath::Either] {
         for home in [Rank(0), Rank(1)] {
             let mut setup = Setup::new(0, protocol, 2, 8, scripts.to_vec());
             setup.lock_path = Some(path);

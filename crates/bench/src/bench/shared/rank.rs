@@ -123,9 +123,9 @@ fn meet(streams: &mut [RawStream], is_first: bool) -> Result<()> {
     Ok(())
 }
 
-/// The locks' old scheme, or the new one.
+/// The locks' old scheme, the new one, or the default.
 fn lock_path(path: usize) -> Option<LockPath> {
-    Some(if path == 0 { LockPath::Forward } else { LockPath::Central })
+    [Some(LockPath::Forward), Some(LockPath::Central)].get(path).copied().flatten()
 }
 
 fn pause(us: usize) -> Result<Duration> {

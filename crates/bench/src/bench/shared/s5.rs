@@ -156,9 +156,9 @@ fn by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Lin
     };
     let sections = common.pick(1000, 50);
     for (apart, way) in WAYS.into_iter().filter(|&(apart, _)| apart > 0 || link.is_none()) {
-        let (mut old, mut new, mut local) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut old, mut new, mut chosen, mut local] = [const { Vec::new() }; 4];
         for _ in 0..rounds.min(3) {
-            for (path, times) in [(0, &mut old), (1, &mut new)] {
+            for (path, times) in [&mut old, &mut new, &mut chosen].into_iter().enumerate() {
                 let samples = measure("one-lock", &[sections, path, apart])?;
                 times.extend_from_slice(get(&samples, "section")?);
                 if path == 0 {
@@ -170,12 +170,20 @@ fn by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Lin
         let of = |what: &str| json!({ "experiment": "s5", "what": what, "over": over, "way": way });
         report.series(&format!("{name}: old scheme (forward)"), "us", of("old"), &old);
         report.series(&format!("{name}: new scheme (central)"), "us", of("new"), &new);
+        report.series(&format!("{name}: chosen by the manager (default)"), "us", of("chosen"), &chosen);
         report.series(&format!("{name}: taken again without a message, old scheme"), "", of("local"), &local);
         report.ratio(
             &format!("{name}: old / new scheme (S5: 1.6 to 2.2)"),
             &old,
             &new,
             (apart > 0).then_some(Reach::AtLeast(1.6)),
+        );
+        let better: Vec<f64> = old.iter().zip(&new).map(|(old, new)| old.min(*new)).collect();
+        report.ratio(
+            &format!("{name}: chosen / the better scheme"),
+            &chosen,
+            &better,
+            Some(Reach::AtMost(1.1)),
         );
     }
     for (keep, name, reach) in
