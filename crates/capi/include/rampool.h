@@ -1121,8 +1121,9 @@ rampool_status rampool_queue_send(rampool_direct *direct,
                                   uint32_t timeout_ms);
 
 /**
- * Appends a message whose body is what `layout` selects from `offset` of a region on. The body is not copied:
- * it stays the region's, and is what it is when the receiver reads it. Otherwise as rampool_queue_send().
+ * Appends a message whose body is what `layout` selects from `offset` of a region on. The body
+ * is not copied: it stays the region's, and is what it is when the receiver reads it.
+ * Otherwise as rampool_queue_send().
  *
  * Requirements:
  * As rampool_queue_send(); `region` and `layout` are null or valid, and `region` is of `direct`.
@@ -1244,8 +1245,8 @@ rampool_status rampool_message_body(rampool_direct *direct,
                                     uint32_t timeout_ms);
 
 /**
- * Copies the body of a message to a region, from `offset` on, from server to server: no byte of it comes here.
- * Blocks and fails as rampool_message_body().
+ * Copies the body of a message to a region, from `offset` on, from server to server: no byte of it comes
+ * here. Blocks and fails as rampool_message_body().
  *
  * Requirements:
  * `direct`, `message` and `region` are null or valid, and `region` is of `direct`.
@@ -1257,11 +1258,11 @@ rampool_status rampool_message_land_body(rampool_direct *direct,
                                          uint32_t timeout_ms);
 
 /**
- * Where the body of a message lies in the pool: a region and the offset of its first byte. Every operation of
- * the direct view works there; a body that came with its message may only be read, until
- * rampool_message_done(). If the message has no body, or its body is not in one piece, `*region` is null and
- * the call succeeds. Close `*region` with rampool_direct_region_close(). Blocks and fails as
- * rampool_message_body().
+ * Where the body of a message lies in the pool: a region and the offset of its first byte. Every
+ * operation of the direct view works there; a body that came with its message may only be read,
+ * until rampool_message_done(). If the message has no body, or its body is not in one piece,
+ * `*region` is null and the call succeeds. Close `*region` with rampool_direct_region_close().
+ * Blocks and fails as rampool_message_body().
  *
  * Requirements:
  * `direct` and `message` are null or valid; `region` and `offset` are null or can be written.
@@ -1664,11 +1665,11 @@ rampool_status rampool_shared_publish(const rampool_shared *shared,
                                       const void *address);
 
 /**
- * Opens a listener on every rank for processes outside the run, which may use what is published. Every rank
- * makes the call, each with its own address ("HOST:PORT"; with port 0 the kernel chooses). Each gets the
- * same ticket, with a terminating zero byte, for rampool_outside_open(). Blocks until all have called.
- * RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64 for the secret are
- * enough.
+ * Opens a listener on every rank for processes outside the run, which may use what is published. Every
+ * rank makes the call, each with its own address ("HOST:PORT"; with port 0 the kernel chooses). Each
+ * gets the same ticket, with a terminating zero byte, for rampool_outside_open(). Blocks until all have
+ * called. RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64
+ * for the secret are enough.
  *
  * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a
@@ -1848,8 +1849,9 @@ rampool_status rampool_direct_start_put(rampool_direct *direct,
  * layouts may be freed at once.
  *
  * Requirements:
- * As rampool_direct_start_get(); `there` and `here` are layouts that were not freed; nothing else uses the
- * bytes that `here` selects from `address` on until rampool_direct_wait() has returned or `direct` is closed.
+ * As rampool_direct_start_get(); `there` and `here` are layouts that were not freed; nothing
+ * else uses the bytes that `here` selects from `address` on until rampool_direct_wait() has
+ * returned or `direct` is closed.
  */
 rampool_status rampool_direct_start_get_layout(rampool_direct *direct,
                                                const rampool_direct_region *region,
