@@ -125,23 +125,21 @@ class Run:
         local = self.local(share)
         # As `--local` does, this lets each process have so much.
         together = max(sum(min(held, local) for held in moment) for moment in self.moments)
-        killed = 0
-        while killed < SWAP_TRIES:
-            try:
+        try:
+            for _ in range(SWAP_TRIES):
                 with self.swap.limit(max(together, local) + KERNEL) as group:
-                    seen = self.once(limit, prepare=group.join)
-                    if group.killed():
-                        killed += 1
-                        continue
-            except Failure:
-                self.not_swapped[share] = "no end"
-                return
-            if seen.code == 0 and seen.answer == self.answer:
-                self.swapped[share].append(seen)
-            else:
-                self.not_swapped[share] = f"ends with {seen.code}"
+                    seen, killed = self.once(limit, prepare=group.join), group.killed()
+                if not killed:
+                    break
+        except Failure:
+            self.not_swapped[share] = "no end"
             return
-        self.not_swapped[share] = "out of memory"
+        if killed:
+            self.not_swapped[share] = "out of memory"
+        elif seen.code != 0 or seen.answer != self.answer:
+            self.not_swapped[share] = f"ends with {seen.code}"
+        else:
+            self.swapped[share].append(seen)
 
     def local(self, share):
         return max(int(self.peak * share), 4 * MIB)
@@ -262,8 +260,9 @@ def main():
     report.note(
         "private store; local memory: 50 % and 25 % of the most anonymous memory that one process of the "
         "program held natively in the same run; not pinned; held for 50 ms; swap: kernel swap on zram, all "
-        "processes in a memory cgroup with what they together may hold under rampool, and 2 MiB; one of them "
-        "may hold there what others leave; `out of memory`: the kernel ended it, three times of three"
+        "processes in a memory cgroup with what they together may hold under rampool, and "
+        f"{KERNEL // MIB} MiB; one of them may hold there what others leave; `out of memory`: the kernel "
+        f"ended it {SWAP_TRIES} times"
     )
     wrong = {}
     with contextlib.ExitStack() as held:

@@ -267,7 +267,7 @@ class Running:
                 while len(window) > 1 and window[1][0] <= now - LASTING_S:
                     window.popleft()
                 if window[0][0] <= now - LASTING_S:
-                    self.lasting = max(self.lasting, min(one for _, one in window))
+                    self.lasting = max(self.lasting, min(held for _, held in window))
             self.done.wait(SAMPLE_S)
 
     def managed_pids(self, count=1, timeout=20):
