@@ -17,9 +17,10 @@ use crate::memory::{Mapping, SharedObject};
 /// Without a beat for so long, the thread sleeps.
 const REST: Duration = Duration::from_millis(1);
 /// So often the thread asks whether others have had the CPU for so many percent of the time. The private
-/// store's work for the same faults takes less, and so do the threads that come by until they stay elsewhere.
+/// store's work for the same faults takes less, also while a program fills its memory, and so do the threads
+/// that come by until they stay elsewhere.
 const WINDOW: Duration = Duration::from_millis(100);
-const CROWDED: u32 = 45;
+const CROWDED: u32 = 75;
 /// Between two looks others have had the CPU for so long, or not at all.
 const AWAY: Duration = Duration::from_micros(50);
 /// The niceness of a thread that runs only where others leave the CPU, but for about a hundredth of the time.

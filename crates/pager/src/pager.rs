@@ -463,6 +463,7 @@ impl<B: Backing> Pager<B> {
         let Some(pointer_prefetcher) = self.pointer_prefetcher.as_mut().filter(|f| f.is_searching()) else {
             return false;
         };
+        self.waits.delays();
         pointer_prefetcher.search(&self.space, &self.cache);
         true
     }
@@ -1167,9 +1168,9 @@ impl<B: Backing> Pager<B> {
         self.served();
     }
 
-    /// Where the batch's frames are. The next fault comes late because of it.
+    /// Where the batch's frames are.
     fn begin_batch(&mut self, batch: BatchId) -> usize {
-        self.waits.evicts();
+        self.waits.delays();
         self.own.batches.take(batch.0)
     }
 

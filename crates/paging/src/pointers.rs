@@ -63,7 +63,7 @@ const MOST_NON_POINTERS: u32 = 4;
 /// Strides tried, in words.
 const STRIDES: [i64; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
 /// Random faults that pay for the search of so many resident pages.
-const PAGES_PER_FAULT: u64 = 2;
+const PAGES_PER_FAULT: u64 = 1;
 const LEAST_RANDOM_FAULTS: u64 = 256;
 const MOST_DOUBLINGS: u32 = 12;
 /// The same for the pages where walks have been, and near them.

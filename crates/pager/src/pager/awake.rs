@@ -21,9 +21,10 @@ use rampool_net::two_ways::{Turns, TwoWays};
 
 /// It takes thousands of faults until the threads stay where they are.
 const TURNS: Turns = Turns { turn: 8192, unsettled: 2048, each: 1 };
-/// The CPU is left to others for so long; doubled each time.
+/// The CPU is left to others for so long; doubled each time. The store itself is among the others while a
+/// program fills its memory, and what comes after that must not wait long.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(64);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+const LONGEST_PAUSE: Duration = Duration::from_millis(256);
 
 /// Whether the other CPU is to be kept awake.
 #[derive(Debug)]
@@ -47,14 +48,14 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// A fault of the one thread that has them, at this time. `evicted`: since the last one, pages have left,
-    /// which takes as long either way. Returns whether to keep the CPU awake until the next one.
-    fn fault(&mut self, now: Duration, evicted: bool) -> bool {
+    /// A fault of the one thread that has them, at this time. `delayed`: since the last one, the pager did
+    /// something that takes as long either way. Returns whether to keep the CPU awake until the next one.
+    fn fault(&mut self, now: Duration, delayed: bool) -> bool {
         let since = now.saturating_sub(std::mem::replace(&mut self.last_fault, now));
         if now < self.pause_until {
             return false;
         }
-        if !evicted {
+        if !delayed {
             self.ways.waited(since);
         }
         self.ways.is_second()
@@ -75,8 +76,8 @@ pub struct Awake {
     cpus: [usize; 2],
     rule: Rule,
     started: Instant,
-    /// Pages have left since the last fault.
-    evicted: bool,
+    /// The pager did something else since the last fault.
+    delayed: bool,
     wanted: bool,
     crowded: u32,
 }
@@ -92,28 +93,28 @@ impl Awake {
             cpus,
             rule: Rule::default(),
             started: Instant::now(),
-            evicted: false,
+            delayed: false,
             wanted: false,
             crowded,
         })
     }
 
-    /// Pages leave.
-    pub(super) fn evicts(&mut self) {
-        self.evicted = true;
+    /// The next fault comes late because of what the pager does now.
+    pub(super) fn delays(&mut self) {
+        self.delayed = true;
     }
 
     /// A fault came at `now`, of the one thread that has them, on `here`, where the pager is as well; or
     /// `None`. Returns whether the other CPU is kept awake from now on, and was not.
     pub(super) fn fault(&mut self, now: Instant, here: Option<usize>) -> bool {
-        let evicted = std::mem::take(&mut self.evicted);
+        let delayed = std::mem::take(&mut self.delayed);
         let since_start = now.duration_since(self.started);
         let crowded = self.page.crowded();
         if std::mem::replace(&mut self.crowded, crowded) != crowded {
             self.rule.crowded(since_start);
         }
         let other = here.map(|here| if self.cpus[0] == here { self.cpus[1] } else { self.cpus[0] });
-        let other = other.filter(|_| self.rule.fault(since_start, evicted));
+        let other = other.filter(|_| self.rule.fault(since_start, delayed));
         if let Some(cpu) = other {
             self.page.beat(cpu);
         }

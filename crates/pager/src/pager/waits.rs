@@ -77,9 +77,9 @@ impl Waits {
         self.fault_started.take().map(|since| since.elapsed())
     }
 
-    /// Pages leave: the next fault comes late because of it.
-    pub fn evicts(&mut self) {
-        self.awake.iter_mut().for_each(Awake::evicts);
+    /// The next fault comes late because of what the pager does now: pages leave, or it searches.
+    pub fn delays(&mut self) {
+        self.awake.iter_mut().for_each(Awake::delays);
     }
 
     /// Something came. `due`: a thread waited for an answer.
