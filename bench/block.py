@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""A block device from the pool against `nbdkit memory`: fio over Unix sockets, both in the same run, taking turns; medians and their ratio.
+"""A block device from the pool against `nbdkit memory`: fio over Unix sockets, both in the same run, taking
+turns; medians and their ratio.
 
-`python3 bench/block.py [--json FILE] [--rounds N] [--quick]`, on an otherwise idle machine with fio and nbdkit. RAMPOOL_BIN names the binary.
+`python3 bench/block.py [--json FILE] [--rounds N] [--quick]`, on an otherwise idle machine with fio and
+nbdkit. RAMPOOL_BIN names the binary.
 """
 
 import argparse

@@ -6,8 +6,8 @@
     .venv/bin/python bench/python.py [--json FILE] [--rounds N] [--quick] [PART ...]
 
 PARTs: wheel get strided link attach dask duckdb torch; all by default. What a part needs and is not there is
-named, and the part left out. `link` needs root, `ip` and `tc`; dask and duckdb need memory cgroups of version 1.
-`torch` runs in .venv-torch, where scripts/setup.sh has put Debian's PyTorch. Every answer is checked.
+named, and the part left out. `link` needs root, `ip` and `tc`; dask and duckdb need memory cgroups of version
+1. `torch` runs in .venv-torch, where scripts/setup.sh has put Debian's PyTorch. Every answer is checked.
 """
 
 import argparse
@@ -251,7 +251,8 @@ print(time.perf_counter() - before, peak / 1024 - 256)
 
 
 def attach(report, options, place):
-    """The job from the interpreter's start to its last line: `rampool run` has its start before that, attach has it inside."""
+    """The job from the interpreter's start to its last line: `rampool run` has its start before that, attach
+    has it inside."""
     times, over = {"attach": [], "run": []}, {"attach": [], "run": []}
     with Server(f"unix:{place}/attach.sock", "3G") as server:
         for number in range(options.rounds):
@@ -304,7 +305,8 @@ def disk_directory(place):
 
 
 def in_turns(report, options, place, name, program, words, limit_mb, memory):
-    """A program with the pool and with a disk, in a cgroup of its own each; times by way. One that was killed has none."""
+    """A program with the pool and with a disk, in a cgroup of its own each; times by way. One that was killed
+    has none."""
     times, killed = {"pool": [], "disk": []}, {"pool": 0, "disk": 0}
     for number in range(options.rounds):
         for how in ("pool", "disk") if number % 2 else ("disk", "pool"):

@@ -1,4 +1,5 @@
-"""Samples, their medians and spread, and ratios next to their aims: as crates/bench/src/bench/report.rs has and writes them.
+"""Samples, their medians and spread, and ratios next to their aims: as crates/bench/src/bench/report.rs has
+and writes them.
 
 Python's standard library only.
 """

@@ -3,8 +3,9 @@
 
 Every page of docs/ is in its summary, every crate on the map of ARCHITECTURE.md.
 
-A link whose text is code and whose target is a source file, such as [`Pager::run`](crates/pager/src/pager.rs), must name something that this file
-defines: so the walks through the code stay true. Addresses beyond this repository are not visited. Python's standard library only.
+A link whose text is code and whose target is a source file, such as
+[`Pager::run`](crates/pager/src/pager.rs), must name something that this file defines: so the walks through
+the code stay true. Addresses beyond this repository are not visited. Python's standard library only.
 """
 
 import pathlib

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Which defaults the figures depend on, and which figures are older than them.
 
-What is on by default is measured. So each file of bench/data records the defaults that it was measured with, as the source has them,
-and `scripts/plot.py --check` fails when they are others now: measure again with `scripts/bench-all.sh --old`. Formatting and comments
-do not count.
+What is on by default is measured. So each file of bench/data records the defaults that it was measured with,
+as the source has them, and `scripts/plot.py --check` fails when they are others now: measure again with
+`scripts/bench-all.sh --old`. Formatting and comments do not count.
 
     scripts/defaults.py parts              every part of the measurements and about how many seconds it takes
     scripts/defaults.py old                those whose figures are missing, or older than the defaults

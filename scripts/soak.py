@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Programs that check every byte, under memory pressure, with `--verify`, for SECONDS (default 3600), and one line of verdict at the end.
+"""Programs that check every byte, under memory pressure, with `--verify`, for SECONDS (default 3600), and one
+line of verdict at the end.
 
-Each round picks, from a seed, a program, an allocator, a fault mode, a local memory, and what presses meanwhile: see PRESSURES. For each pressure a number of
-the kernel says whether it bit; the last lines tell them, and name what did not bite. What the machine or the user does not allow is left out, and said.
-Settings of the kernel are put back at the end, and on SIGINT, SIGTERM and SIGHUP.
+Each round picks, from a seed, a program, an allocator, a fault mode, a local memory, and what presses
+meanwhile: see PRESSURES. For each pressure a number of the kernel says whether it bit; the last lines tell
+them, and name what did not bite. What the machine or the user does not allow is left out, and said. Settings
+of the kernel are put back at the end, and on SIGINT, SIGTERM and SIGHUP.
 
     SECONDS=36000 make soak        RAMPOOL_SOAK_SEED=7 repeats the choices of a run, RAMPOOL_SOAK_ONLY=ksm,zram presses with these alone
 """
@@ -98,7 +100,8 @@ def repeated(action, every_s):
 
 
 class Pressure:
-    """One thing that presses while a program runs. `unit` is what `bit` counts: 0 at the end means that it did nothing."""
+    """One thing that presses while a program runs. `unit` is what `bit` counts: 0 at the end means that it
+    did nothing."""
 
     name, unit = "", ""
 
@@ -233,7 +236,8 @@ class Zram(Pressure):
 
 
 class Cgroup(Pressure):
-    """A memory cgroup that is smaller than the program with its agent, so that the kernel reclaims what it can, to zram."""
+    """A memory cgroup that is smaller than the program with its agent, so that the kernel reclaims what it
+    can, to zram."""
 
     name, unit = "cgroup", "times that the limit was met"
 
@@ -288,7 +292,8 @@ class Cgroup(Pressure):
 
 
 class Hogs(Pressure):
-    """CPU hogs above, at and below the program's priority, and a real-time one; each ends by itself as well."""
+    """CPU hogs above, at and below the program's priority, and a real-time one; each ends by itself as
+    well."""
 
     name, unit = "hogs", "times that a thread of the programs was preempted, at least"
     SPINS = """if True:
@@ -450,7 +455,8 @@ class Round:
         return {name: sum(process[name] for process in processes) for name in COUNTS}
 
     def drive_redis(self, running):
-        """Redis, as its users have it: random reads, each checked, and writes, while it saves again and again."""
+        """Redis, as its users have it: random reads, each checked, and writes, while it saves again and
+        again."""
         keys = 3 * self.local // 1200
         versions = [0] * keys
         end = time.monotonic() + self.seconds

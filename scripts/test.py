@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Everything that `make test` runs; stops at the first step that fails.
 
-The output is that of the tools themselves, with a heading before each step. Suites that wait more than they compute run beside the Rust tests, and their output
-comes after; those of programs under pressure need the machine for themselves. Besides what they find, this fails when a test was ignored, or was skipped
-for want of something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by RAMPOOL_SKIPS, and this script asks the
-kernel itself, not rampool, whether the feature is there. What failed, and how, comes once more at the very end. Python's standard library only.
+The output is that of the tools themselves, with a heading before each step. Suites that wait more than they
+compute run beside the Rust tests, and their output comes after; those of programs under pressure need the
+machine for themselves. Besides what they find, this fails when a test was ignored, or was skipped for want of
+something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by
+RAMPOOL_SKIPS, and this script asks the kernel itself, not rampool, whether the feature is there. What failed,
+and how, comes once more at the very end. Python's standard library only.
 """
 
 import ctypes
@@ -146,7 +148,8 @@ MOST_REPEATED = 15
 
 
 class Failures:
-    """The failures in the output of `cargo test`, which come in the middle of it. (The suites of programs repeat their own at their end.)"""
+    """The failures in the output of `cargo test`, which come in the middle of it. (The suites of programs
+    repeat their own at their end.)"""
 
     def __init__(self):
         self.found, self.inside = {}, None
@@ -173,7 +176,8 @@ class Failures:
 
 
 def run(name, skips_file, say):
-    """Runs one step; `say` gets its output, line by line, as it comes. Returns how many tests passed, and what is wrong, or None."""
+    """Runs one step; `say` gets its output, line by line, as it comes. Returns how many tests passed, and
+    what is wrong, or None."""
     command = STEPS[name]
     if not all(pathlib.Path(ROOT, part).exists() for part in command if part.endswith(".py")):
         return 0, f"{name}: {command[1]} is missing"

@@ -1,4 +1,5 @@
-"""A database in memory: fills a table, scans it, groups it, looks rows up at random. Prints what it found; the same arguments give the same answers."""
+"""A database in memory: fills a table, scans it, groups it, looks rows up at random. Prints what it found;
+the same arguments give the same answers."""
 
 import random
 import sqlite3

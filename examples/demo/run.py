@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The main job, small: a database in memory with everything local, then with a quarter of its memory local and the rest on two memory servers, one of which is killed.
+"""The main job, small: a database in memory with everything local, then with a quarter of its memory local
+and the rest on two memory servers, one of which is killed.
 
-The database is SQLite in an unmodified Python (orders.py); the servers are processes of their own, reached over TCP. Both runs must give the same answer.
-Python's standard library only.
+The database is SQLite in an unmodified Python (orders.py); the servers are processes of their own, reached
+over TCP. Both runs must give the same answer. Python's standard library only.
 """
 
 import argparse
@@ -36,7 +37,8 @@ def binary():
 
 
 def run(command, meanwhile=None):
-    """Seconds, peak resident bytes of the process, its output, what it said on standard error. `meanwhile`: seconds, and what is done after them."""
+    """Seconds, peak resident bytes of the process, its output, what it said on standard error. `meanwhile`:
+    seconds, and what is done after them."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     watchdog = threading.Timer(LIMIT_S, process.kill)

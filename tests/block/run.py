@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Block devices from the pool, used by clients of NBD that know nothing of rampool: libnbd's tools, QEMU's, fio, nbdkit with TLS in front.
+"""Block devices from the pool, used by clients of NBD that know nothing of rampool: libnbd's tools, QEMU's,
+fio, nbdkit with TLS in front.
 
-Every byte is compared. The kernel's own client is `make test-block`'s affair, which has a kernel of its own for it.
+Every byte is compared. The kernel's own client is `make test-block`'s affair, which has a kernel of its own
+for it.
 """
 
 import hashlib
@@ -26,7 +28,8 @@ suite = Suite("block")
 
 
 def missing(*tools):
-    """Whether a tool is missing; then the test is skipped, which `make test` only accepts where it cannot be installed."""
+    """Whether a tool is missing; then the test is skipped, which `make test` only accepts where it cannot be
+    installed."""
     absent = [tool for tool in tools if not shutil.which(tool)]
     if absent:
         skip("nbd-clients", f"{', '.join(absent)}: not installed (scripts/setup.sh test)")
@@ -63,7 +66,8 @@ def status(server):
 
 
 def image(world, name, size, seed):
-    """A file with data and holes, not in whole pages. Answers with it, and with how many of its pages are not zero."""
+    """A file with data and holes, not in whole pages. Answers with it, and with how many of its pages are not
+    zero."""
     path, rng, stored = world.dir / name, random.Random(seed), set()
     with open(path, "wb") as file:
         file.truncate(size)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is slow or corrupts data, unauthenticated peers connect.
+"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is
+slow or corrupts data, unauthenticated peers connect.
 
-The program of most tests checks its own memory without end. So whatever happens, it may go on correctly, or end with exit code 74 and a message that names the
-server. It may not hang, and it may not see a wrong byte (its own exit code 3).
+The program of most tests checks its own memory without end. So whatever happens, it may go on correctly, or
+end with exit code 74 and a message that names the server. It may not hang, and it may not see a wrong byte
+(its own exit code 3).
 """
 
 import contextlib
@@ -246,7 +248,8 @@ def both_copies_are_lost(world, scale):
 
 @suite.test()
 def a_loss_while_the_other_server_is_behind_costs_what_is_touched(world, scale):
-    """One server stops and misses pages. When it is back, the other one stops, so it cannot catch up, and is killed. Only who touches those pages ends."""
+    """One server stops and misses pages. When it is back, the other one stops, so it cannot catch up, and is
+    killed. Only who touches those pages ends."""
     for touches in (0, 1):
         behind, dies = (world.serve("900M", name=f"{name}{touches}") for name in ("behind", "dies"))
         steps = world.dir / f"steps{touches}"
@@ -335,7 +338,8 @@ assert right()
 
 @suite.test()
 def programs_fork_while_their_server_stops(world, scale):
-    """Members of a lease are served until the time to drain is over; new clients are refused, and the server reports it."""
+    """Members of a lease are served until the time to drain is over; new clients are refused, and the server
+    reports it."""
     server = world.serve("900M", "--drain-ms", 60_000)
     script = world.dir / "forks.py"
     script.write_text(FORKS_WHEN_TOLD)
@@ -407,7 +411,8 @@ def program_is_killed(world, scale):
 
 @suite.test(waits=True)
 def program_takes_its_time_to_end(world, scale):
-    """The signal arrives at once. Ending may take long while the program waits for its pages: then a line says so."""
+    """The signal arrives at once. Ending may take long while the program waits for its pages: then a line
+    says so."""
     script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True)); print('ready', flush=True)\nwhile True: time.sleep(1)"
     running = world.start([sys.executable, "-c", script], local=64 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
     running.wait_for("ready", 60)
@@ -490,7 +495,8 @@ open(mark + ".right" if right else mark + ".wrong", "w").close()
 
 @suite.test()
 def lease_returns_with_the_end_of_the_run(world, scale):
-    """Two runs in a row that each lease all there is, also when the program was killed; the grace time is for lost connections."""
+    """Two runs in a row that each lease all there is, also when the program was killed; the grace time is for
+    lost connections."""
     server = world.serve("300M", "--grace-ms", 600_000)
     for round_ in range(scale.pick(8, 3)):
         outcome = world.run([built("processes"), 32, "exit-42"], local=16 * MIB, servers=[server], options=["--memory", "300M"], timeout=60)
@@ -533,7 +539,8 @@ def memory_of_a_process_returns_while_its_run_goes_on(world, scale):
 
 @suite.test()
 def daemon_keeps_its_memory(world, scale):
-    """`rampool run` ends with the program; what the program left behind goes on, and the lease ends with it."""
+    """`rampool run` ends with the program; what the program left behind goes on, and the lease ends with
+    it."""
     script = world.dir / "daemon.py"
     script.write_text(DAEMON)
     server = world.serve("400M", "--grace-ms", 600_000)
@@ -931,7 +938,8 @@ def what_does_not_start_leaves_no_lease(world, scale):
 
 @suite.test(waits=True)
 def nobody_takes_what_rampool_says(world, scale):
-    """Standard error without a reader, or on a full disk: the program's end counts, and nothing stays leased."""
+    """Standard error without a reader, or on a full disk: the program's end counts, and nothing stays
+    leased."""
     server = world.serve("64M", "--grace-ms", "600000")
     before = free_bytes(server.address)
     for options in (["--memory", "32M", "--server", server.address], []):
@@ -951,7 +959,8 @@ def nobody_takes_what_rampool_says(world, scale):
 
 @suite.test()
 def programs_without_the_agent_are_named(world, scale):
-    """A program that the program starts cannot be refused; it is named once, on standard error and in the summary."""
+    """A program that the program starts cannot be refused; it is named once, on standard error and in the
+    summary."""
     source, binary = world.dir / "waits.c", world.dir / "waits"
     source.write_text("#include <unistd.h>\nint main(void) { char c; while (read(0, &c, 1) > 0) {} return 0; }\n")
     subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)

@@ -97,7 +97,8 @@ def command_of(pid):
 
 
 def stacks(pids):
-    """Where these processes are: user stacks by gdb where it is installed, and the kernel's view in any case."""
+    """Where these processes are: user stacks by gdb where it is installed, and the kernel's view in any
+    case."""
     text = []
     for pid in pids:
         text.append(f"---- process {pid}: {command_of(pid)}")

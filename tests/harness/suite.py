@@ -1,4 +1,5 @@
-"""A list of tests, run one after the other. What failed, and how, comes once more at the very end: a long log is often cut to its last lines."""
+"""A list of tests, run one after the other. What failed, and how, comes once more at the very end: a long log
+is often cut to its last lines."""
 
 import argparse
 import os

@@ -1,6 +1,7 @@
 """One test's world: a directory, memory servers, runs of programs natively and under `rampool run`.
 
-Every wait has a deadline. A run that passes its deadline is a hang: the stacks of all its processes go into the failure, then they are killed.
+Every wait has a deadline. A run that passes its deadline is a hang: the stacks of all its processes go into
+the failure, then they are killed.
 """
 
 import collections
@@ -82,7 +83,8 @@ def rampool_binary():
 
 
 def untaken_ports():
-    """Ports outside the kernel's ephemeral range, so that no other process gets one before it is used. If the range covers all ports, one of them."""
+    """Ports outside the kernel's ephemeral range, so that no other process gets one before it is used. If the
+    range covers all ports, one of them."""
     lowest, kernels = 10000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     yield from random.sample(range(lowest, kernels), max(kernels - lowest, 0))
     while True:
@@ -202,8 +204,8 @@ class World:
 
     def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None,
               prepare=lambda: None, stats=None, before=(), watch=False):
-        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process calls `prepare` first.
-        `stats`: a file for the counters, in place of a summary on standard error.
+        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process
+        calls `prepare` first. `stats`: a file for the counters, in place of a summary on standard error.
         `before`: a command that starts the rest of its command line. `watch`: samples the memory of its
         processes natively too; "shares" keeps all that was seen."""
         number = next(self.numbers)

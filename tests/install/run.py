@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What `make install` installs, used without the checkout: the command, the libraries, manual pages, and DLM-M's interface.
+"""What `make install` installs, used without the checkout: the command, the libraries, manual pages, and
+DLM-M's interface.
 
-The DLM-M tests have a small world of their own, network and mount namespaces in which `calhost` and `memhost1` to `memhost3` are names of one machine, so that its
-file and its commands stand here exactly as in the paper. That needs root, or user namespaces.
+The DLM-M tests have a small world of their own, network and mount namespaces in which `calhost` and
+`memhost1` to `memhost3` are names of one machine, so that its file and its commands stand here exactly as in
+the paper. That needs root, or user namespaces.
 """
 
 import os
@@ -170,7 +172,8 @@ def parallel_programs(world, scale):
 
 
 def in_a_world_of_hosts(world):
-    """The command that runs another one in a namespace with the names HOSTS and free ports; None if this machine allows none."""
+    """The command that runs another one in a namespace with the names HOSTS and free ports; None if this
+    machine allows none."""
     hosts = world.dir / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in HOSTS.items()))
     script = f'mount --bind {hosts} /etc/hosts && ip link set lo up && exec "$@"'
@@ -215,7 +218,8 @@ class TwoMachines:
 
 
 class Dlmm:
-    """Everything of a DLM-M installation: three servers, each a process `dlmm_server` at an address of its own, the file, and the compiled program."""
+    """Everything of a DLM-M installation: three servers, each a process `dlmm_server` at an address of its
+    own, the file, and the compiled program."""
 
     def __init__(self, world, servers=("memhost1", "memhost2", "memhost3"), megabytes=64):
         self.world, self.prefix, self.enter = world, installed(world), None

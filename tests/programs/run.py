@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Unmodified programs under `rampool run`: each answers as it does natively, within its budget, at 50 % and 25 % of its own peak.
+"""Unmodified programs under `rampool run`: each answers as it does natively, within its budget, at 50 % and
+25 % of its own peak.
 
-Every run is bounded by a watchdog that prints stacks. `--reduced` is what `make test` runs; without it the sizes are those of real work.
+Every run is bounded by a watchdog that prints stacks. `--reduced` is what `make test` runs; without it the
+sizes are those of real work.
 """
 
 import os
@@ -39,7 +41,8 @@ def within_budget(outcome, local, what):
 
 
 def both_shares(world, scale, argv, *, timeout, env=None, shares=(0.5, 0.25), memory=None, options=()):
-    """Natively, then at 50 % and 25 % of its peak. Same output, same exit code, budget kept, pages really left."""
+    """Natively, then at 50 % and 25 % of its peak. Same output, same exit code, budget kept, pages really
+    left."""
     native = world.run(argv, timeout=timeout, env=env)
     check(native.code == 0, f"natively it ends with {native.code}: {native.said()}")
     scale.note(f"native: {native.wall:.2f} s, peak {native.peak_rss / MIB:.0f} MiB")
@@ -280,7 +283,8 @@ def guards_over_memory_that_is_away(world, scale):
 
 @suite.test()
 def allocators_that_purge(world, scale):
-    """Freed memory that an allocator gave up, and hands out again as zeroes, by threads that are preempted meanwhile: all bytes of all blocks."""
+    """Freed memory that an allocator gave up, and hands out again as zeroes, by threads that are preempted
+    meanwhile: all bytes of all blocks."""
     seconds = scale.pick(30, 3)
     found = allocators()
     for name in PURGING.keys() - found.keys():
@@ -296,7 +300,8 @@ def allocators_that_purge(world, scale):
 
 @suite.test()
 def memory_that_threads_give_up_while_they_are_preempted(world, scale):
-    """Pages that were given up do not come back: neither while the old page is still leaving, nor after a lazy free, nor in a child."""
+    """Pages that were given up do not come back: neither while the old page is still leaving, nor after a
+    lazy free, nor in a child."""
     seconds = scale.pick(60, 5)
     for purgers, flags, env in ((1, "none", {}), (3, "free,forks", {}), (2, "free", {"RAMPOOL_EVICT_BY_COPY": "1"})):
         argv = [built("purge"), scale.seed, seconds, purgers, 48, flags]
@@ -310,7 +315,8 @@ def memory_that_threads_give_up_while_they_are_preempted(world, scale):
 
 @suite.test()
 def memory_that_threads_move_while_they_are_preempted(world, scale):
-    """The kernel tells of changes of mappings in another order than threads made them in: memory that was moved to a place that another thread had left keeps its content."""
+    """The kernel tells of changes of mappings in another order than threads made them in: memory that was
+    moved to a place that another thread had left keeps its content."""
     seconds = scale.pick(30, 3)
     for threads, env, *options in ((1, {}), (2, {}), (2, {}, "--verify"), (3, {}, "--verify"), (2, {"RAMPOOL_EVICT_BY_COPY": "1"}, "--verify")):
         argv = [built("remapped"), scale.seed, seconds, threads, 32]
@@ -371,7 +377,8 @@ def stacks_and_signals(world, scale):
 
 @suite.test()
 def pages_that_the_kernel_merges(world, scale):
-    """The kernel drops the write protection of pages that it merges (KSM): what the program writes to them must not be lost."""
+    """The kernel drops the write protection of pages that it merges (KSM): what the program writes to them
+    must not be lost."""
     merging = Path("/sys/kernel/mm/ksm")
     if not os.access(merging / "run", os.W_OK):
         return skip("root", "the kernel cannot be told to merge pages")
@@ -390,7 +397,8 @@ def pages_that_the_kernel_merges(world, scale):
 
 @suite.test()
 def pages_that_the_kernel_moves_itself(world, scale):
-    """While the kernel compacts memory, it does not report all pages that it moved for us: none may be lost."""
+    """While the kernel compacts memory, it does not report all pages that it moved for us: none may be
+    lost."""
     compact = Path("/proc/sys/vm/compact_memory")
     if not os.access(compact, os.W_OK):
         return skip("root", "the kernel cannot be told to compact memory")
@@ -445,7 +453,8 @@ process_case("abort", expect=-6)
 
 @suite.test()
 def children_without_the_right_to_join_a_private_server(world, scale):
-    """A private server's socket is for the user that started the run. A process that has become another user can still fork."""
+    """A private server's socket is for the user that started the run. A process that has become another user
+    can still fork."""
     outcome = world.run([built("processes"), 32, "forks-without-rights"], local=16 * MIB, timeout=60)
     check(outcome.code == 0, f"ends with {outcome.code}: {outcome.said()}")
     check(outcome.faults() > 0, f"no page left: the test shows nothing\n{outcome.said()}")
@@ -453,7 +462,8 @@ def children_without_the_right_to_join_a_private_server(world, scale):
 
 @suite.test()
 def settings_of_the_machines_own_server_are_not_the_private_servers(world, scale):
-    """A machine that lends memory as well has settings for that in the environment: a file, a port that is taken."""
+    """A machine that lends memory as well has settings for that in the environment: a file, a port that is
+    taken."""
     env = {"RAMPOOL_SERVE_CONFIG": "/nonexistent/serve.toml", "RAMPOOL_SERVE_METRICS": "256.0.0.1:1", "RAMPOOL_SERVE_SHARDS": "none"}
     outcome = world.run(["echo", "served"], local=16 * MIB, env=env, timeout=60)
     check(outcome.code == 0 and outcome.text() == "served\n", f"ends with {outcome.code}: {outcome.said()}")
@@ -529,7 +539,8 @@ def a_heap_in_shared_memory_is_named(world, scale):
 
 @suite.test()
 def no_mappings_left_in_the_lowest_fault_mode(world, scale):
-    """Each page that is protected by itself may need two mappings more: without any, the program goes on, or ends with a reason."""
+    """Each page that is protected by itself may need two mappings more: without any, the program goes on, or
+    ends with a reason."""
     for case in ("many-mappings", "many-mappings-first"):
         outcome = world.run([built("processes"), 32, case], local=16 * MIB, servers=[world.serve("1G")], options=["--memory", "600M", "--fault-mode", "segv"], timeout=120)
         told = outcome.code == 74 and "vm.max_map_count" in outcome.err
@@ -539,7 +550,8 @@ def no_mappings_left_in_the_lowest_fault_mode(world, scale):
 
 @suite.test()
 def limited_address_space(world, scale):
-    """What is optional leaves room for the program; where there is none for the agent either, the program goes on and a line says so."""
+    """What is optional leaves room for the program; where there is none for the agent either, the program
+    goes on and a line says so."""
     work = "b = bytearray(150 << 20); b[::4096] = bytes([7]) * len(b[::4096]); print([sum(b[::4096]) for _ in range(3)])"
     told, managed = [], []
     for kib in (180_000, 260_000, 400_000, 560_000, 600_000, 700_000):

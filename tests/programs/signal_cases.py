@@ -63,7 +63,8 @@ class Signalled:
         self.await_((lambda: self.count(number) >= self.sent[number]), f"signal {number} to {'the group' if to_group else 'rampool'} did not come")
 
     def await_taken(self):
-        """Waits until each rampool has taken every signal that it got: a second one like it would be lost in it, as in any process."""
+        """Waits until each rampool has taken every signal that it got: a second one like it would be lost in
+        it, as in any process."""
         self.await_((lambda: none_pending(self.rampool)), "rampool does not take its signals")
 
     def check_once(self, what):
@@ -163,7 +164,8 @@ def register(suite):
 
     @suite.test()
     def signals_reach_a_program_in_a_group_of_its_own_once(world, scale):
-        """It has left the group, as shells do: then rampool passes on what is sent to the group that it was started in."""
+        """It has left the group, as shells do: then rampool passes on what is sent to the group that it was
+        started in."""
         leaves = "import os, sys; os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])"
         signalled = Signalled(world, ["python3", "-c", leaves, built("signals")], local=64 * MIB)
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The Python package's tests, against the wheel in a fresh environment; with --brief against what `make build` built, in under a minute.
+"""The Python package's tests, against the wheel in a fresh environment; with --brief against what `make
+build` built, in under a minute.
 
 tests/python/run.py            all of it: `make wheel` first
 tests/python/run.py --build    builds all that is released, with the extension module

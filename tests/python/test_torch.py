@@ -1,4 +1,5 @@
-"""Saved activations of real PyTorch in the pool. Its package in the registry is for GPUs and has gigabytes, so these tests take Debian's."""
+"""Saved activations of real PyTorch in the pool. Its package in the registry is for GPUs and has gigabytes,
+so these tests take Debian's."""
 
 import os
 import subprocess

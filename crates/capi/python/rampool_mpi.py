@@ -9,9 +9,10 @@
     direct.put(region, array, datatype=face, offset=0)            # the bytes of the face, one after the other there
     direct.get(region, array, datatype=face, offset=0, there=(1, face))
 
-Pure Python over librampool.so (ctypes); mpi4py is needed for datatypes only, and nothing communicates. A `Layout` is what a datatype selects; `Layout.of(datatype)` asks MPI for the
-constructors a datatype was made of (`Get_envelope`, `Get_contents`) and repeats them. All of MPI 3 are understood. RAMPOOL_LIBRARY names the library where the loader
-does not find it.
+Pure Python over librampool.so (ctypes); mpi4py is needed for datatypes only, and nothing communicates. A
+`Layout` is what a datatype selects; `Layout.of(datatype)` asks MPI for the constructors a datatype was made
+of (`Get_envelope`, `Get_contents`) and repeats them. All of MPI 3 are understood. RAMPOOL_LIBRARY names the
+library where the loader does not find it.
 """
 
 import ctypes
@@ -252,7 +253,8 @@ class Region:
 
 
 class Direct:
-    """One thread's connection to the bytes of regions. Options are those of rampool_builder_set, `-` written `_`: `Direct(server="memhost1=4G", zero_copy="off")`."""
+    """One thread's connection to the bytes of regions. Options are those of rampool_builder_set, `-` written
+    `_`: `Direct(server="memhost1=4G", zero_copy="off")`."""
 
     def __init__(self, **options):
         self._handle = None
@@ -277,16 +279,19 @@ class Direct:
         return self._handle
 
     def region(self, name, size=0):
-        """Opens the region of this name, or creates it, all zero, if it does not exist and a size is given."""
+        """Opens the region of this name, or creates it, all zero, if it does not exist and a size is
+        given."""
         return Region(_made("rampool_direct_open_region", self._open(), name.encode(), size))
 
     def put(self, region, buffer, datatype=None, count=1, offset=0, there=None):
-        """Writes `count` elements of a datatype (all of the buffer, without one) to the bytes that `there`, a (count, datatype), selects from `offset` of the region on; one byte after the
-        other where that is not given."""
+        """Writes `count` elements of a datatype (all of the buffer, without one) to the bytes that `there`, a
+        (count, datatype), selects from `offset` of the region on; one byte after the other where that is not
+        given."""
         self._move("rampool_direct_put_layout", region, buffer, datatype, count, offset, there, writable=False)
 
     def get(self, region, buffer, datatype=None, count=1, offset=0, there=None):
-        """Reads into `count` elements of a datatype the bytes that `there` selects from `offset` of the region on."""
+        """Reads into `count` elements of a datatype the bytes that `there` selects from `offset` of the
+        region on."""
         self._move("rampool_direct_get_layout", region, buffer, datatype, count, offset, there, writable=True)
 
     def _move(self, function, region, buffer, datatype, count, offset, there, writable):

@@ -1,4 +1,5 @@
-"""Random nested datatypes of mpi4py: what a decoded layout selects is what MPI packs. `mpi_datatypes.py SERVER SEED COUNT`"""
+"""Random nested datatypes of mpi4py: what a decoded layout selects is what MPI packs. `mpi_datatypes.py
+SERVER SEED COUNT`"""
 
 import math
 import pathlib
@@ -71,7 +72,8 @@ def random_darray(dice, part):
 
 
 def is_hollow(datatype):
-    """Whether a part of it is empty: of several elements of such a struct, Open MPI 4.1 packs other bytes than lie an extent apart."""
+    """Whether a part of it is empty: of several elements of such a struct, Open MPI 4.1 packs other bytes
+    than lie an extent apart."""
     if datatype.is_predefined:
         return False
     return datatype.Get_size() == 0 or any(is_hollow(part) for part in datatype.Get_contents()[-1])

@@ -1,4 +1,5 @@
-"""Python's ways of making processes, from a parent whose memory does not fit: subprocess, os.fork, multiprocessing by fork and by spawn."""
+"""Python's ways of making processes, from a parent whose memory does not fit: subprocess, os.fork,
+multiprocessing by fork and by spawn."""
 import hashlib
 import multiprocessing
 import os

@@ -146,8 +146,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def epoch(self, number: int = 0, *, keep: bool = False) -> Iterator[None]:
-        """``with ranks.epoch():`` is work between two barriers: all ranks meet at the end of the block. A block
-        that ends by an exception does not wait."""
+        """``with ranks.epoch():`` is work between two barriers: all ranks meet at the end of the block. A
+        block that ends by an exception does not wait."""
         yield
         self._native.barrier(number, keep)
 
