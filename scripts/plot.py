@@ -55,7 +55,10 @@ PROGRAM_ROWS = [
     ("GNU sort of 100 B lines", "GNU sort, 1 GB, lines of 100 B"),
     ("`HashMap` in Rust", "HashMap in Rust, 160 MiB"),
 ]
-PROGRAM_WAYS = [("programs", "private store"), ("programs", "rampool"), ("redundancy", "two copies"), ("programs", "kernel swap on zram")]
+PROGRAM_WAYS = [
+    ("programs", "private store"), ("programs", "rampool"), ("redundancy", "two copies"),
+    ("programs", "kernel swap on zram"),
+]
 MISS_WAYS = ["private store", "TCP", None, "kernel swap"]
 
 # Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s.
@@ -98,8 +101,9 @@ FOLLOWS = {
     r"|.*, to disk|PyTorch step, (save_on_cpu.*|offload: peak)",
     "server": r".*: load generator.*|(same host, )?reads a second: .* / (redis, over .*|the same .*)"
     r"|reads a second: least .*|server's CPU time an operation: .* / .*",
-    "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|strided ).*"
-    r"|8 faces of[^/]*|column .*|get and put.*|random gather.*|same host: .*socket / shared memory",
+    "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get "
+    r"|gather of|strided ).*|8 faces of[^/]*|column .*|get and put.*|random gather.*"
+    r"|same host: .*socket / shared memory",
     "tenants": r"p99 .*, now against before|(before: )?victim's .*, next to .*|scans .* 64 connections"
     r"|4 KiB reads, before|the slowest of a round",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
@@ -111,7 +115,10 @@ FOLLOWS = {
 # The plots of the page, each under the figures of the last file it needs.
 PLOTS_UNDER = {
     "fault": [("fault", "A 4 KiB fault and a raw request and reply")],
-    "stream-1g": [("stream-pages", "STREAM triad against page size"), ("stream-clients", "One to seven clients on one server")],
+    "stream-1g": [
+        ("stream-pages", "STREAM triad against page size"),
+        ("stream-clients", "One to seven clients on one server"),
+    ],
     "programs": [("programs", "Programs at a quarter of their memory")],
     "register": [("register", "Copies, hits and misses against payload")],
     "shared-time": [("shared-time", "Where the time of parallel programs goes")],
@@ -145,7 +152,14 @@ def short_for_reach(value, reach):
     side = lambda number: (number > bound) - (number < bound)
     if bound is None or side(float(short(value))) == side(value):
         return short(value)
-    return next((text for text in (f"{value:.{digits}g}" for digits in range(4, 9)) if side(float(text)) == side(value)), short(value))
+    return next(
+        (
+            text
+            for text in (f"{value:.{digits}g}" for digits in range(4, 9))
+            if side(float(text)) == side(value)
+        ),
+        short(value),
+    )
 
 
 def spread(one, reach=None):
@@ -569,10 +583,16 @@ def selection(found):
 def times_native(found, file, program, way):
     """How many times its native time a program took, or why there is no such figure."""
     data = found.get(file, {"series": [], "notes": []})
-    took = {one["parameters"].get("what"): one["median"] for one in data["series"] if one["parameters"].get("program") == program}
+    took = {
+        one["parameters"].get("what"): one["median"]
+        for one in data["series"]
+        if one["parameters"].get("program") == program
+    }
     if way in took and "native" in took:
         return short(took[way] / took["native"])
-    prefix = {"kernel swap on zram": f"{program}: with kernel swap it was ended by"}.get(way, f"{program}, {way}: there was no end")
+    prefix = {"kernel swap on zram": f"{program}: with kernel swap it was ended by"}.get(
+        way, f"{program}, {way}: there was no end"
+    )
     if any(note.startswith(prefix) for note in data["notes"]):
         return "ended by the kernel" if way == "kernel swap on zram" else "no end"
     return ""
@@ -582,14 +602,21 @@ def a_miss(found, cpus, way):
     """What a miss takes, in microseconds, with content that packs."""
     wanted = {"content": "packs", "what": "wall", "cpus": cpus, "way": way}
     series = found.get("miss", {"series": []})["series"]
-    return next((f"{short(one['median'])} us" for one in series if wanted.items() <= one["parameters"].items()), "")
+    return next(
+        (f"{short(one['median'])} us" for one in series if wanted.items() <= one["parameters"].items()), ""
+    )
 
 
 def readme_table(found):
     """What users may expect: what is on by default, next to what they would use instead."""
-    rows = ["| | native | private store | server over TCP | two servers, two copies | swap on zram |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| | native | private store | server over TCP | two servers, two copies | swap on zram |",
+        "|---|---|---|---|---|---|",
+    ]
     for label, program in FIT_ROWS:
-        rows.append(f"| fits its local memory: {label} | 1 | | {times_native(found, 'fit', program, 'rampool')} | | |")
+        rows.append(
+            f"| fits its local memory: {label} | 1 | | {times_native(found, 'fit', program, 'rampool')} | | |"
+        )
     for label, program in PROGRAM_ROWS:
         cells = [times_native(found, file, program, way) for file, way in PROGRAM_WAYS]
         if any(cells):
@@ -633,15 +660,24 @@ def differences(found):
     """Where the pages differ from the measurements, a line for each."""
     page = PAGE.read_text()
     on_page = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
-    lines = [f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page]
-    lines += [f"{name}: bench/figures.md has a table of it, but it is not measured" for name in on_page if name not in found and name not in defaults.UNRECORDED]
+    lines = [
+        f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page
+    ]
+    lines += [
+        f"{name}: bench/figures.md has a table of it, but it is not measured"
+        for name in on_page
+        if name not in found and name not in defaults.UNRECORDED
+    ]
     if not SUMMARY.search(page):
         lines.append("bench/figures.md has no place for the summary: <!-- summary --> and <!-- end -->")
     made = filled(page, found)
     for blocks in (SUMMARY, TABLES):
         for stands, should in zip(blocks.finditer(page), blocks.finditer(made)):
             if stands.group() != should.group():
-                lines.append(f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run scripts/plot.py")
+                lines.append(
+                    f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run "
+                    "scripts/plot.py"
+                )
     for path, table in SELECTIONS.items():
         text, name = path.read_text(), path.relative_to(ROOT)
         if not SELECTION.search(text):
@@ -676,12 +712,26 @@ def plot(found):
                 points = sorted(
                     (s["parameters"]["page_bytes"] / 1024, s["median"])
                     for s in data["series"]
-                    if s["parameters"].get("experiment") == "pages" and bool(s["parameters"]["prefetch_bytes"]) == bool(ahead)
+                    if s["parameters"].get("experiment") == "pages"
+                    and bool(s["parameters"]["prefetch_bytes"]) == bool(ahead)
                 )
                 if points:
-                    axes.plot(*zip(*points), style, color=color, marker="o", markersize=3, label=f"{links[name]}, {'prefetch' if ahead else 'no prefetch'}")
+                    axes.plot(
+                        *zip(*points),
+                        style,
+                        color=color,
+                        marker="o",
+                        markersize=3,
+                        label=f"{links[name]}, {'prefetch' if ahead else 'no prefetch'}",
+                    )
         axes.axhline(PAPER_GB, color="gray", linestyle=":", label=PAPER_LABEL)
-        axes.set(xscale="log", yscale="log", xlabel="page size, KiB", ylabel="triad, GB/s", title="STREAM triad against page size, every access remote")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="page size, KiB",
+            ylabel="triad, GB/s",
+            title="STREAM triad against page size, every access remote",
+        )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
         axes.grid(alpha=0.3, which="both")
@@ -697,8 +747,20 @@ def plot(found):
                     if s["parameters"].get("experiment") == "clients" and s["parameters"]["what"] == what
                 )
                 if points:
-                    axes.plot(*zip(*points), style, color=color, marker="o", markersize=3, label=f"{links[name]}, {what}")
-        axes.set(yscale="log", xlabel="clients on one server", ylabel="triad, GB/s", title="One to seven clients on one server")
+                    axes.plot(
+                        *zip(*points),
+                        style,
+                        color=color,
+                        marker="o",
+                        markersize=3,
+                        label=f"{links[name]}, {what}",
+                    )
+        axes.set(
+            yscale="log",
+            xlabel="clients on one server",
+            ylabel="triad, GB/s",
+            title="One to seven clients on one server",
+        )
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         save(figure, "stream-clients")
@@ -709,7 +771,15 @@ def plot(found):
             for what, points in ways.items():
                 usual = registrar == "none"
                 kib = [payload / 1024 for payload in sorted(points)]
-                axes.plot(kib, [points[payload] for payload in sorted(points)], "--" if usual else "-", color="gray" if usual else None, marker="o", markersize=3, label=what)
+                axes.plot(
+                    kib,
+                    [points[payload] for payload in sorted(points)],
+                    "--" if usual else "-",
+                    color="gray" if usual else None,
+                    marker="o",
+                    markersize=3,
+                    label=what,
+                )
         axes.set(xlabel="payload, KiB", ylabel="GB/s", title="Sending from pinned memory")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
@@ -722,11 +792,19 @@ def plot(found):
         for one in found["programs"]["series"]:
             if one["parameters"]["program"] not in programs:
                 programs.append(one["parameters"]["program"])
-        value = {(s["parameters"]["program"], s["parameters"]["what"]): s["median"] for s in found["programs"]["series"]}
+        value = {
+            (s["parameters"]["program"], s["parameters"]["what"]): s["median"]
+            for s in found["programs"]["series"]
+        }
         figure, axes = pyplot.subplots(figsize=(9, 4))
         for at, way in enumerate(ways):
             heights = [value.get((p, way), 0) / value[(p, "native")] for p in programs]
-            bars = axes.bar([n + (at - 1.5) * 0.21 for n in range(len(programs))], heights, 0.2, label="rampool, server over TCP" if way == "rampool" else way)
+            bars = axes.bar(
+                [n + (at - 1.5) * 0.21 for n in range(len(programs))],
+                heights,
+                0.2,
+                label="rampool, server over TCP" if way == "rampool" else way,
+            )
             axes.bar_label(bars, [f"{h:.1f}" if h else "none" for h in heights], fontsize=8)
         axes.set_xticks(range(len(programs)), programs, fontsize=8)
         axes.set(ylabel="times native", title="Programs at a quarter of their memory")
@@ -745,7 +823,9 @@ def plot(found):
                 axes.bar(protocols, heights, 0.7, bottom, label=category, color=f"C{color}")
                 bottom = [below + height for below, height in zip(bottom, heights)]
             axes.set(title=program, ylabel="ms")
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(CATEGORIES), fontsize=8)
+        figure.legend(
+            *grid.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(CATEGORIES), fontsize=8
+        )
         figure.suptitle("Where the time of two ranks goes")
         figure.tight_layout(rect=(0, 0.03, 1, 1))
         figure.savefig(picture("shared-time"), metadata={"Date": None})
@@ -754,7 +834,11 @@ def plot(found):
     if "fault" in found:
         figure, axes = pyplot.subplots(figsize=(6, 3.5))
         names = [s for s in found["fault"]["series"] if "p99" not in s["parameters"]["what"]]
-        axes.barh([s["name"] for s in names], [s["median"] for s in names], color=["C0" if s["parameters"]["what"] == "fault" else "C7" for s in names])
+        axes.barh(
+            [s["name"] for s in names],
+            [s["median"] for s in names],
+            color=["C0" if s["parameters"]["what"] == "fault" else "C7" for s in names],
+        )
         axes.set(xlabel="us, p50")
         figure.suptitle("A 4 KiB fault and a raw request and reply", fontsize=11)
         axes.invert_yaxis()
@@ -770,7 +854,12 @@ def main():
         import papers
 
         wrong = differences(found) + papers.differences()
-        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md, docs/papers.md and README.md agree with {len(found)} files")
+        print(
+            "\n".join(wrong)
+            if wrong
+            else "figures: bench/figures.md, docs/guide/performance.md, docs/papers.md and README.md agree "
+            f"with {len(found)} files"
+        )
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()
@@ -780,7 +869,10 @@ def main():
     names = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
     if missing := [name for name in names if name not in found]:
         print("not measured, left as they were: " + ", ".join(missing))
-    print(f"bench/figures.md, docs/guide/performance.md, README.md and the plots are made from {len(found)} files")
+    print(
+        f"bench/figures.md, docs/guide/performance.md, README.md and the plots are made from {len(found)} "
+        "files"
+    )
     return 0
 
 

@@ -68,7 +68,11 @@ def allocators():
     """The default allocator and the installed ones, with purging threads if they have any."""
     found = {"glibc": {}}
     ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    libraries = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60).stdout if ldconfig else ""
+    libraries = (
+        subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60).stdout
+        if ldconfig
+        else ""
+    )
     for name, env in PURGING.items():
         if path := re.search(rf"^\s*lib{name}\.so\.\S+ .* => (\S+)$", libraries, re.M):
             found[name] = {**env, "LD_PRELOAD": path.group(1)}
@@ -190,15 +194,27 @@ class World:
         ready, log = self.dir / f"{name}.{number}.ready", self.dir / f"{name}.{number}.log"
         with open(log, "wb") as out:
             process = subprocess.Popen(
-                [rampool_binary(), "serve", "--memory", str(memory), "--listen", listen, "--ready-file", str(ready), *map(str, extra)],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=procs.end_with_parent,
+                [
+                    rampool_binary(), "serve", "--memory", str(memory), "--listen", listen, "--ready-file",
+                    str(ready), *map(str, extra),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                preexec_fn=procs.end_with_parent,
             )
         server = Server(process, listen, log, name)
         self.servers.append(server)
         deadline = time.monotonic() + ready_s
         while not ready.exists():
-            check(process.poll() is None, f"the memory server ended at once with {process.returncode}: {server.said()}")
-            check(time.monotonic() < deadline, f"the memory server was not ready in {ready_s} s: {server.said()}")
+            check(
+                process.poll() is None,
+                f"the memory server ended at once with {process.returncode}: {server.said()}",
+            )
+            check(
+                time.monotonic() < deadline,
+                f"the memory server was not ready in {ready_s} s: {server.said()}",
+            )
             time.sleep(0.005)
         return server
 
@@ -212,15 +228,24 @@ class World:
         out, err = self.dir / f"{number}.out", self.dir / f"{number}.err"
         argv = [str(a) for a in argv]
         if local is not None:
-            run = [str(rampool_binary()), "run", "--local", str(local), f"--stats={stats}" if stats else "--stats"]
+            run = [
+                str(rampool_binary()), "run", "--local", str(local),
+                f"--stats={stats}" if stats else "--stats",
+            ]
             for server in servers:
                 run += ["--server", server if isinstance(server, str) else server.address]
             argv = run + [str(o) for o in (*self.always, *options)] + ["--"] + argv
         started = time.monotonic()
         with open(out, "wb") as o, open(err, "wb") as e:
             process = subprocess.Popen(
-                [*before, *argv], stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,
-                start_new_session=True, preexec_fn=lambda: (procs.end_with_parent(), prepare()),
+                [*before, *argv],
+                stdin=stdin,
+                stdout=o,
+                stderr=e,
+                env={**os.environ, **(env or {})},
+                cwd=cwd or self.dir,
+                start_new_session=True,
+                preexec_fn=lambda: (procs.end_with_parent(), prepare()),
             )
         return Running(self, process, out, err, local, started, watch)
 
@@ -293,7 +318,10 @@ class Running:
         deadline = time.monotonic() + timeout
         while text not in self.out.read_text(errors="replace"):
             if self.ended():
-                check(text in self.out.read_text(errors="replace"), f"the program ended before it said `{text}`: {self.said()[-2000:]}")
+                check(
+                    text in self.out.read_text(errors="replace"),
+                    f"the program ended before it said `{text}`: {self.said()[-2000:]}",
+                )
                 return
             if time.monotonic() > deadline:
                 self.hang(f"the program did not say `{text}` in {timeout} s")

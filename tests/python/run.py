@@ -36,7 +36,10 @@ def build():
     """The workspace, without what tests alone use, and with the extension module."""
     left_out = [word for crate in ("sim", "fuzz", "testing") for word in ("--exclude", f"rampool-{crate}")]
     subprocess.run(
-        ["cargo", "build", "--workspace", *left_out, "--release", "--quiet", "--features", "rampool-python/extension"],
+        [
+            "cargo", "build", "--workspace", *left_out, "--release", "--quiet", "--features",
+            "rampool-python/extension",
+        ],
         check=True,
         cwd=ROOT,
         # An extension is not linked to one interpreter's library.

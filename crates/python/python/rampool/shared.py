@@ -250,7 +250,9 @@ def launch(
     try:
         for rank in range(n):
             here, there = context.Pipe(duplex=False)
-            words = (there, {**place, "RAMPOOL_RANK": str(rank)}, listener if rank == 0 else None, f, args, kwargs)
+            words = (
+                there, {**place, "RAMPOOL_RANK": str(rank)}, listener if rank == 0 else None, f, args, kwargs
+            )
             process = context.Process(target=_rank, args=words, name=f"rampool-rank-{rank}")
             process.start()
             there.close()
