@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the plots, and the tables of bench/figures.md, docs/guide/performance.md and README.md.
+"""Makes the plots, and the tables of bench/figures.md and README.md.
 
 Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of figures with a reach
-between `<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between
-`<!-- selected -->` and `<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need
-matplotlib; without it only the tables are made, and a line says so.
+between `<!-- summary -->` and `<!-- end -->`, and the README's table between `<!-- selected -->` and
+`<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need matplotlib; without it
+only the tables are made, and a line says so.
 
 `scripts/plot.py --check` writes nothing, and fails where the pages, or docs/papers.md (scripts/papers.py),
 differ from the measurements in bench/data, or figures are older than the defaults that they measure
@@ -23,26 +23,9 @@ from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA, PAGE = ROOT / "bench/data", ROOT / "bench/figures.md"
-GUIDE, README = ROOT / "docs/guide/performance.md", ROOT / "README.md"
+README = ROOT / "README.md"
 # The plots that the guide shows lie with its pictures, all others with the figures.
 IN_GUIDE = {"fault", "programs", "stream-pages"}
-
-BEST = "best triad, by what came over the wire / line rate of"
-SOR, BY_TWO = "SOR 1024 1536 200", "sequentially / by two ranks (ArgoDSM: 1.19)"
-# The figures that the guide shows (programs are in README's table): what each is called there, its file,
-# its name and how to read it.
-SELECTED = [
-    ("A page that is away, both spinning", "fault", "spinning: 4 KiB fault, p50"),
-    ("A raw request and reply of 4 KiB", "fault", "spinning: raw request and reply, p50"),
-    ("A page that is away, both sleeping", "fault", "blocking: 4 KiB fault, p50"),
-    ("A raw request and reply, both sleeping", "fault", "blocking: raw request and reply, p50"),
-    ("Reading in order over loopback", "sequential", "4 KiB pages: read from the server"),
-    ("... / unpaced TCP stream", "sequential", "4 KiB pages: read / unpaced stream"),
-    ("STREAM over 1 Gbit/s, on the wire / line rate", "stream-1g", f"{BEST} 1 Gbit/s"),
-    ("STREAM over 10 Gbit/s, on the wire / line rate", "stream-10g", f"{BEST} 10 Gbit/s"),
-    ("One column of a table: paged scan / scan at the server", "direct", "paged scan / scan at the server"),
-    ("SOR under hlrc: one thread / two ranks on two CPUs", "shared", f"{SOR}, hlrc: {BY_TWO}"),
-]
 
 # The README's table: programs that fit and their time under rampool, programs of `programs` and
 # `redundancy` at a quarter of their memory, and what a miss takes, with what the CPUs do besides; and its
@@ -61,10 +44,9 @@ PROGRAM_WAYS = [
 ]
 MISS_WAYS = ["private store", "TCP", None, "kernel swap"]
 
-# Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s.
+# Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s; a line in its plot.
 PAPER_GB = 0.035
 PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
-PAPER_LINE_RATE_GB = 0.125
 
 # How far a quartile is from the median, as a share of it, where it is shown.
 WIDE = 0.25
@@ -95,10 +77,11 @@ FOLLOWS = {
     "miss": r".*(private store|Unix socket|TCP): a miss.*",
     "redundancy": r"a reader.*, one of three servers is [a-z]+|a read, p50, one .*|.*plain stores to it"
     r"|.*a read, p99, while it .*|a read, (p99|mean), one of .*"
-    r"|a miss, (two copies|one server and a disk), .*"
+    r"|a miss, (one|two) (copy|copies|server)( and a disk)?, .*|a read, [^/]*(all prompt|none of .* lost)"
+    r"|.*a read, p99, before"
     r"|(?!.* / ).*: (one copy|two copies|rampool( with a backup)?)",
-    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*`rampool run`.*"
-    r"|.*, to disk|PyTorch step, (save_on_cpu.*|offload: peak)",
+    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*|rampool run: local .*"
+    r"|.*, to (disk|the pool)|PyTorch step, (save_on_cpu.*|offload.*|plain.*)",
     "server": r".*: load generator.*|(same host, )?reads a second: .* / (redis, over .*|the same .*)"
     r"|reads a second: least .*|server's CPU time an operation: .* / .*",
     "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get "
@@ -360,23 +343,6 @@ def pages_table(files):
     return grid(rows, columns, cells, "triad, GB/s") if cells else []
 
 
-def paper_line(files):
-    """What the paper reports for the same experiment, next to the best of ours over the same link."""
-    sweep = [one for data in files for one in of_experiment(data, "pages")]
-    best = [
-        one["median"] * min(one["parameters"]["remote_share"], 1)
-        for one in sweep
-        if one["parameters"]["link"] == "1 Gbit/s"
-    ]
-    if not best:
-        return []
-    paper = f"{PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s)"
-    share = max(best) / PAPER_LINE_RATE_GB * 100
-    ours = f"{short(max(best))} GB/s ({share:.0f} %, {max(best) / PAPER_GB:.1f} times as much)"
-    text = f"The paper's best is {paper}; the best here, by what came over the wire, is {ours}."
-    return textwrap.wrap(text, 110)
-
-
 def clients_table(files):
     """What each of several clients gets, and how much of what one gets alone."""
     cells = {}
@@ -440,7 +406,7 @@ def world_table(data):
         if one["parameters"].get("experiment") == "world":
             runs.setdefault(one["parameters"]["program"], {})[one["parameters"]["what"]] = one
     reaches = {ratio["name"]: ratio for ratio in data["ratios"]}
-    cells = {}
+    cells, remarked = {}, {}
     for program, by in runs.items():
         native = by["native"]
         said = native["parameters"]
@@ -448,7 +414,8 @@ def world_table(data):
         remarks = [f"**{said['wrong']}**"] if said["wrong"] else []
         remarks += [said["stays"]] if said["stays"] else []
         not_swapped = said.get("not_swapped", {})
-        cells |= {(program, f"{what}, swap"): why for what, why in not_swapped.items()}
+        short_of = {"out of memory": "OOM"}
+        cells |= {(program, f"{what}, swap"): short_of.get(why, why) for what, why in not_swapped.items()}
         for what in ("50%", "25%"):
             if f"{what} swap" in by:
                 cells[program, f"{what}, swap"] = world_cell(native, by[f"{what} swap"], None)
@@ -456,11 +423,14 @@ def world_table(data):
                 reach = reaches.get(f"{program}, {what} local: rampool / native")
                 cells[program, what] = world_cell(native, by[what], reach)
                 remarks += held_too_much(by[what]["parameters"], what)
-        cells[program, "remarks"] = "; ".join(remarks)
-    cells |= {(program, "remarks"): why for program, why in data.get("left_out", {}).items()}
-    named = ["native: s, MiB", "50%", "50%, swap", "25%", "25%, swap", "remarks"]
+        remarked |= {program: "; ".join(remarks)} if remarks else {}
+    remarked |= data.get("left_out", {})
+    named = ["native: s, MiB", "50%", "50%, swap", "25%", "25%, swap"]
     columns = [column for column in named if any(of == column for _, of in cells)]
-    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU") if cells else []
+    if not cells:
+        return []
+    made = grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU")
+    return made + ["", *(f"* {program}: {remark}" for program, remark in remarked.items())]
 
 
 def held_too_much(said, what):
@@ -509,7 +479,7 @@ def figures(files, said):
         made = figure_tables(joined(own(data["ratios"]), own(plain)), grids, head, unnamed)
         made += [make(data) for make in (time_table, predict_table, world_table)]
     else:
-        made = [make(streams) for make in (half_local_table, pages_table, paper_line, clients_table)]
+        made = [make(streams) for make in (half_local_table, pages_table, clients_table)]
     # The links of STREAM were measured one after another.
     made_so = [f"{link_of(one)}: {conditions(one)}" for one in streams] or [conditions(data)]
     lines = [*textwrap.wrap(" ".join(made_so), 110), ""]
@@ -567,19 +537,6 @@ def picture(name):
     return (ROOT / "docs/pictures" if name in IN_GUIDE else ROOT / "bench/plots") / f"{name}.svg"
 
 
-def selection(found):
-    """The table of the guide."""
-    rows = ["| figure | measured |", "|---|---|"]
-    for label, file, name in SELECTED:
-        measured = [*found.get(file, {"ratios": []})["ratios"], *found.get(file, {"series": []})["series"]]
-        one = next((one for one in measured if one["name"] == name), None)
-        if one is None:
-            sys.exit(f"{file} has no figure {name!r}, which the guide shows")
-        value = series_cell(one) if "median" in one else short(one["value"]) + spread(one)
-        rows.append(f"| {label} | {value} |")
-    return "\n".join(rows)
-
-
 def times_native(found, file, program, way):
     """How many times its native time a program took, or why there is no such figure."""
     data = found.get(file, {"series": [], "notes": []})
@@ -628,13 +585,9 @@ def readme_table(found):
     return "\n".join(rows)
 
 
-def selected_filled(page, table):
-    """A page with its selection of figures as the measurements have them."""
-    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{table}\n\n<!-- end -->", page)
-
-
-# The pages with a selection, and what makes it.
-SELECTIONS = {GUIDE: selection, README: readme_table}
+def readme_filled(page, found):
+    """The README with its table as the measurements have it."""
+    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{readme_table(found)}\n\n<!-- end -->", page)
 
 
 def filled(page, found):
@@ -678,12 +631,11 @@ def differences(found):
                     f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run "
                     "scripts/plot.py"
                 )
-    for path, table in SELECTIONS.items():
-        text, name = path.read_text(), path.relative_to(ROOT)
-        if not SELECTION.search(text):
-            lines.append(f"{name} has no place for its figures: <!-- selected --> and <!-- end -->")
-        if selected_filled(text, table(found)) != text:
-            lines.append(f"{name}: not what bench/data gives; run scripts/plot.py")
+    text = README.read_text()
+    if not SELECTION.search(text):
+        lines.append("README.md has no place for its figures: <!-- selected --> and <!-- end -->")
+    if readme_filled(text, found) != text:
+        lines.append("README.md: not what bench/data gives; run scripts/plot.py")
     lines += defaults.complaints(found)
     return lines
 
@@ -857,22 +809,17 @@ def main():
         print(
             "\n".join(wrong)
             if wrong
-            else "figures: bench/figures.md, docs/guide/performance.md, docs/papers.md and README.md agree "
-            f"with {len(found)} files"
+            else f"figures: bench/figures.md, docs/papers.md and README.md agree with {len(found)} files"
         )
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()
     PAGE.write_text(filled(page, found))
-    for path, table in SELECTIONS.items():
-        path.write_text(selected_filled(path.read_text(), table(found)))
+    README.write_text(readme_filled(README.read_text(), found))
     names = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
     if missing := [name for name in names if name not in found]:
         print("not measured, left as they were: " + ", ".join(missing))
-    print(
-        f"bench/figures.md, docs/guide/performance.md, README.md and the plots are made from {len(found)} "
-        "files"
-    )
+    print(f"bench/figures.md, README.md and the plots are made from {len(found)} files")
     return 0
 
 

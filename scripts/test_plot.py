@@ -71,9 +71,10 @@ class Tables(unittest.TestCase):
         self.assertEqual(
             table[2:],
             [
-                "| xz | 2, 40 | **2.5** [<=2], 1.5 | 1.5, 2 | "
-                "**at 25% no end in 90 s**; held 23 of 20 MiB at 50% |",
-                "| R |  |  |  | not here |",
+                "| xz | 2, 40 | **2.5** [<=2], 1.5 | 1.5, 2 |",
+                "",
+                "* xz: **at 25% no end in 90 s**; held 23 of 20 MiB at 50%",
+                "* R: not here",
             ],
         )
 
