@@ -51,7 +51,7 @@ PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
 # How far a quartile is from the median, as a share of it, where it is shown.
 WIDE = 0.25
 # What the tables show of a sweep whose plot has all of it.
-PAGE_SIZES_KIB, CLIENTS = (4, 64, 2048), (1, 2, 4, 7)
+PAGE_SIZES_KIB = (4, 64, 2048)
 SWEPT = ("share", "pages", "clients", "time", "predict", "payload", "world")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
@@ -343,22 +343,6 @@ def pages_table(files):
     return grid(rows, columns, cells, "triad, GB/s") if cells else []
 
 
-def clients_table(files):
-    """What each of several clients gets, and how much of what one gets alone."""
-    cells = {}
-    for data in files:
-        each = {
-            one["parameters"]["clients"]: one["median"]
-            for one in of_experiment(data, "clients")
-            if one["parameters"]["what"] == "each"
-        }
-        for count in sorted(set(each) & set(CLIENTS)):
-            share = f" ({short(each[count] / each[1])})" if count > 1 else ""
-            cells[link_of(data), str(count)] = short(each[count]) + share
-    rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
-    return grid(rows, columns, cells, "each of N clients, GB/s (of one alone)") if cells else []
-
-
 CATEGORIES = ["computing", "requests", "read fault", "write fault", "lock", "unlock", "barrier", "other"]
 PROTOCOLS = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"]
 
@@ -479,7 +463,7 @@ def figures(files, said):
         made = figure_tables(joined(own(data["ratios"]), own(plain)), grids, head, unnamed)
         made += [make(data) for make in (time_table, predict_table, world_table)]
     else:
-        made = [make(streams) for make in (half_local_table, pages_table, clients_table)]
+        made = [make(streams) for make in (half_local_table, pages_table)]
     # The links of STREAM were measured one after another.
     made_so = [f"{link_of(one)}: {conditions(one)}" for one in streams] or [conditions(data)]
     lines = [*textwrap.wrap(" ".join(made_so), 110), ""]
