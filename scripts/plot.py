@@ -369,20 +369,6 @@ def time_table(data):
     return grid(dict.fromkeys(program for program, _ in runs), PROTOCOLS, cells, "ms, messages")
 
 
-def predict_table(data):
-    """Rows of `rampool bench predict`: how far predictions for a link were from what was measured on it."""
-    found = {}
-    for one in data["series"]:
-        by = one["parameters"]
-        if by.get("experiment") == "predict":
-            key = (f"{by['link']}, {by['program']}", by["protocol"])
-            found.setdefault(key, {})[by["what"]] = one["median"]
-    if not found:
-        return []
-    cells = {key: f"{(by['replayed'] / by['measured'] - 1) * 100:+.0f}%" for key, by in found.items()}
-    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, "error of the replay")
-
-
 def world_table(data):
     """The world's programs at a half and a quarter of their peak, and those that were left out."""
     runs = {}
@@ -461,7 +447,7 @@ def figures(files, said):
         own = lambda kind: [one for one in kind if not follows.fullmatch(one["name"])]
         head, unnamed = CORNERS.get(name, "figure"), UNNAMED.get(name, "")
         made = figure_tables(joined(own(data["ratios"]), own(plain)), grids, head, unnamed)
-        made += [make(data) for make in (time_table, predict_table, world_table)]
+        made += [make(data) for make in (time_table, world_table)]
     else:
         made = [make(streams) for make in (half_local_table, pages_table)]
     # The links of STREAM were measured one after another.
