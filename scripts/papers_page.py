@@ -501,12 +501,12 @@ def plots(data, said, folder):
 
 # --- The page -----------------------------------------------------------------------------------------------
 
-INTRODUCTION = """rampool stands on five published systems. For each, this page has the tables and figures
-that can be measured here, the paper's numbers next to ours and why they differ, and then every other item of
-the paper with what became of it: a row without a state is done in full. `make papers` measures all of it
-again (about twenty minutes, as root; `QUICK=--quick` takes small sizes, `PARTS="payload locks"` some of it)
-and makes this page of `bench/papers.toml` and `bench/data/papers.json`. Quartiles stand in parentheses where
-they are more than a quarter away from the median."""
+INTRODUCTION = """rampool stands on five published systems. For each, this page has what can be measured here,
+the paper's numbers next to ours and why they differ, and then every item of the paper with what became of it:
+a row without a state is done in full. `make papers` measures it again (twenty minutes, as root;
+`QUICK=--quick` takes small sizes, `PARTS="payload locks"` some of it) and makes this page of
+`bench/papers.toml` and `bench/data/papers.json`. Quartiles stand in parentheses where they are more than a
+quarter away from the median."""
 
 
 def wrapped(text, **how):
