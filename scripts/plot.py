@@ -80,8 +80,8 @@ FOLLOWS = {
     r"|a miss, (one|two) (copy|copies|server)( and a disk)?, .*|a read, [^/]*(all prompt|none of .* lost)"
     r"|.*a read, p99, before"
     r"|(?!.* / ).*: (one copy|two copies|rampool( with a backup)?)",
-    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*|rampool run: local .*"
-    r"|.*, to (disk|the pool)|PyTorch step, (save_on_cpu.*|offload.*|plain.*)",
+    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*"
+    r"|rampool run: local .*|.*, to (disk|the pool)|PyTorch step, (save_on_cpu.*|offload.*|plain.*)",
     "server": r".*: load generator.*|(same host, )?reads a second: .* / (redis, over .*|the same .*)"
     r"|reads a second: least .*|server's CPU time an operation: .* / .*",
     "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get "
@@ -487,19 +487,16 @@ def processor(data):
 
 def summary(page, found):
     """How many of the figures that have a reach are within it, section by section."""
-    rows, all_met, all_missed = [], 0, 0
+    sections, all_met, all_missed = [], 0, 0
     for name, title in headings_above_tables(page).items():
         ratios = [one for part in name.split() for one in found.get(part, {"ratios": []})["ratios"]]
         met = [ratio["met"] for ratio in ratios if ratio["reach"]]
-        if not met:
-            continue
         missed = met.count(False)
         all_met, all_missed = all_met + len(met) - missed, all_missed + missed
-        no = f"**{missed}**" if missed else ""
-        section = f"[{title}](#{anchor_of(title)})"
-        rows.append(f"| {section} | {len(met) - missed} | {no} |")
-    said = f"**{all_met} of {all_met + all_missed} reached, {all_missed} missed.**"
-    return "\n".join([said, "", "| section | reached | missed |", "|---|---|---|", *rows])
+        if missed:
+            sections.append(f"[{title}](#{anchor_of(title)}) {missed} of {len(met)}")
+    said = f"**{all_met} of {all_met + all_missed} reached, {all_missed} missed**: {', '.join(sections)}."
+    return textwrap.fill(said, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def picture(name):
