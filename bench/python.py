@@ -6,8 +6,8 @@
     .venv/bin/python bench/python.py [--json FILE] [--rounds N] [--quick] [PART ...]
 
 PARTs: wheel get strided link attach dask duckdb torch; all by default. What a part needs and is not there is
-named, and the part left out. `link` needs root, `ip` and `tc`; dask and duckdb need memory cgroups of version 1.
-`torch` runs in .venv-torch, where scripts/setup.sh has put Debian's PyTorch. Every answer is checked.
+named, and the part left out. `link` needs root, `ip` and `tc`; dask and duckdb need memory cgroups of version
+1. `torch` runs in .venv-torch, where scripts/setup.sh has put Debian's PyTorch. Every answer is checked.
 """
 
 import argparse
@@ -36,12 +36,21 @@ PARTS = ["wheel", "get", "strided", "link", "attach", "dask", "duckdb", "torch"]
 
 class Server:
     def __init__(self, listen, memory, prefix=(), key=None):
-        words = [*prefix, RAMPOOL, "serve", "--listen", listen, "--memory", memory, "--shards", "1", "--until-stdin-closes"]
+        words = [
+            *prefix, RAMPOOL, "serve", "--listen", listen, "--memory", memory, "--shards", "1",
+            "--until-stdin-closes",
+        ]
         words += ["--key-file", key, "--encryption", "off"] if key else []
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         line = self.process.stdout.readline()
         assert line, "the server did not start"
-        self.address = next(word.rstrip(",") for word in line.split() if ":" in word and (word.startswith("unix:") or word.rstrip(",").split(":")[-1].isdigit()))
+        self.address = next(
+            word.rstrip(",")
+            for word in line.split()
+            if ":" in word and (word.startswith("unix:") or word.rstrip(",").split(":")[-1].isdigit())
+        )
         threading.Thread(target=self.process.stdout.read, daemon=True).start()
 
     def __enter__(self):
@@ -107,8 +116,14 @@ def link():
             run("ip", "-n", name, "link", "set", "lo", "up")
             run("ip", "-n", name, "addr", "add", address, "dev", device)
             run("ip", "-n", name, "link", "set", device, "up")
-            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit", "burst", "5120", "latency", "5ms")
-            run("ip", "netns", "exec", name, "sh", "-c", "for n in cubic reno; do echo $n > /proc/sys/net/ipv4/tcp_congestion_control && exit; done")
+            run(
+                "ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                "1gbit", "burst", "5120", "latency", "5ms",
+            )
+            run(
+                "ip", "netns", "exec", name, "sh", "-c",
+                "for n in cubic reno; do echo $n > /proc/sys/net/ipv4/tcp_congestion_control && exit; done",
+            )
         yield ("ip", "netns", "exec", here), ("ip", "netns", "exec", there)
     finally:
         for name in (there, here):
@@ -159,7 +174,11 @@ def get(report, options, place):
                 ours.append(float(python(GET, server.address, count)))
         report.series(f"{name}: t[n] of 8 B, p50", "us", ours)
         report.series(f"{name}: get of 8 B from Rust, p50", "us", theirs)
-        report.ratio(f"{name}: t[n] of 8 B, us more than Rust's get", [a - b for a, b in zip(ours, theirs, strict=True)], "<= 2")
+        report.ratio(
+            f"{name}: t[n] of 8 B, us more than Rust's get",
+            [a - b for a, b in zip(ours, theirs, strict=True)],
+            "<= 2",
+        )
 
 
 STRIDED = """
@@ -217,7 +236,9 @@ def over_link(report, options, place):
     subprocess.run([RAMPOOL, "key", str(key)], check=True, capture_output=True)
     with link() as (here, there), Server("10.77.0.2:0", "3G", there, str(key)) as server:
         with_key = {"key_file": str(key), "encryption": "off"}
-        said = python(STRIDED, server.address, rows, 16, options.rounds, with_key, command=(*here, sys.executable))
+        said = python(
+            STRIDED, server.address, rows, 16, options.rounds, with_key, command=(*here, sys.executable)
+        )
     strided_report(report, "1 Gbit/s", said, (">= 100", ">= 3"))
     report.note("the key authenticates connections over the link; page data is not encrypted there")
     return None
@@ -244,21 +265,28 @@ for _ in range(rounds):
     a += 1
     total = float(a[::512].sum())
 b = a[: 20_000_000].copy(); b[::-1].sort()
-assert b[0] == 20_000_000 - 1 + rounds and total == sum(range(0, 100_000_000, 512)) + rounds * len(range(0, 100_000_000, 512))
+summed = range(0, 100_000_000, 512)
+assert b[0] == 20_000_000 - 1 + rounds and total == sum(summed) + rounds * len(summed)
 ended = True; watcher.join()
 print(time.perf_counter() - before, peak / 1024 - 256)
 """
 
 
 def attach(report, options, place):
-    """The job from the interpreter's start to its last line: `rampool run` has its start before that, attach has it inside."""
+    """The job from the interpreter's start to its last line: `rampool run` has its start before that, attach
+    has it inside."""
     times, over = {"attach": [], "run": []}, {"attach": [], "run": []}
     with Server(f"unix:{place}/attach.sock", "3G") as server:
         for number in range(options.rounds):
             for how in ("attach", "run") if number % 2 else ("run", "attach"):
-                under = (RAMPOOL, "run", "--local", "256M", "--server", server.address, "--memory", "2G", "--", sys.executable)
+                under = (
+                    RAMPOOL, "run", "--local", "256M", "--server", server.address, "--memory", "2G", "--",
+                    sys.executable,
+                )
                 began = time.perf_counter()
-                said = python(JOB, how, server.address, 3, command=under if how == "run" else (sys.executable,))
+                said = python(
+                    JOB, how, server.address, 3, command=under if how == "run" else (sys.executable,)
+                )
                 times[how].append(time.perf_counter() - began)
                 over[how].append(float(said.split()[1]))
     report.series("763 MiB job, 256 MiB local, attached: time of the whole process", "s", times["attach"])
@@ -273,17 +301,26 @@ import os, sys, tempfile, time
 how, server, size, disk = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 import dask, distributed, pandas as pd, numpy as np, dask.dataframe as dd
 if __name__ == "__main__":
-    dask.config.set({"distributed.worker.memory.target": 0.6, "distributed.worker.memory.spill": 0.7, "distributed.worker.memory.pause": 0.9, "distributed.worker.memory.terminate": False, "distributed.admin.log-format": "%(message)s"})
+    dask.config.set({
+        "distributed.worker.memory.target": 0.6, "distributed.worker.memory.spill": 0.7,
+        "distributed.worker.memory.pause": 0.9, "distributed.worker.memory.terminate": False,
+        "distributed.admin.log-format": "%(message)s",
+    })
     limit = 400 << 20
     extra = {}
     if how == "pool":
         import rampool.dask
         extra["data"] = rampool.dask.spill(server, memory="3G", target=limit * 6 // 10)
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, memory_limit=limit, processes=True, dashboard_address=None, local_directory=disk, **extra) as cluster, distributed.Client(cluster) as client:
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=2, memory_limit=limit, processes=True, dashboard_address=None,
+        local_directory=disk, **extra,
+    )
+    with cluster, distributed.Client(cluster) as client:
         parts, rows = 4 * size, 1_000_000  # 32 MB each
         def part(n):
             random = np.random.default_rng(n)
-            return pd.DataFrame({"k": random.integers(0, 1 << 40, rows), "a": random.random(rows), "b": np.full(rows, n), "c": random.random(rows)})
+            keys, a = random.integers(0, 1 << 40, rows), random.random(rows)
+            return pd.DataFrame({"k": keys, "a": a, "b": np.full(rows, n), "c": random.random(rows)})
         frame = dd.from_map(part, range(parts)).persist()
         distributed.wait(frame)
         before = time.perf_counter()
@@ -304,11 +341,15 @@ def disk_directory(place):
 
 
 def in_turns(report, options, place, name, program, words, limit_mb, memory):
-    """A program with the pool and with a disk, in a cgroup of its own each; times by way. One that was killed has none."""
+    """A program with the pool and with a disk, in a cgroup of its own each; times by way. One that was killed
+    has none."""
     times, killed = {"pool": [], "disk": []}, {"pool": 0, "disk": 0}
     for number in range(options.rounds):
         for how in ("pool", "disk") if number % 2 else ("disk", "pool"):
-            with tempfile.TemporaryDirectory(dir=disk_directory(place)) as disk, Server(f"unix:{place}/spill.sock", memory) as server:
+            with (
+                tempfile.TemporaryDirectory(dir=disk_directory(place)) as disk,
+                Server(f"unix:{place}/spill.sock", memory) as server,
+            ):
                 with cgroup(limit_mb) as group:
                     said = python(program, how, server.address, *words, disk, group=group)
             if said is None:
@@ -335,7 +376,9 @@ def dask(report, options, place):
         ratios([each[0] for each in times["disk"]], [each[0] for each in times["pool"]]),
         ">= 1",
     )
-    report.note("Dask: one worker of 400 MiB, shuffle_method=tasks, client and worker in a cgroup of 1400 MiB")
+    report.note(
+        "Dask: one worker of 400 MiB, shuffle_method=tasks, client and worker in a cgroup of 1400 MiB"
+    )
     return None
 
 
@@ -343,7 +386,10 @@ DUCKDB = """
 import sys, time, duckdb
 how, server, rows, limit, disk = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5]
 connection = duckdb.connect()
-connection.execute(f"SET memory_limit = '{limit}'; SET threads = 2; SET preserve_insertion_order = false; SET enable_progress_bar = false")
+connection.execute(
+    f"SET memory_limit = '{limit}'; SET threads = 2; SET preserve_insertion_order = false; "
+    "SET enable_progress_bar = false"
+)
 if how == "pool":
     import rampool, rampool.fsspec
     pool = rampool.connect(server, memory="6G")
@@ -353,11 +399,17 @@ else:
     connection.execute(f"SET temp_directory = '{disk}'")
 numbers = f"SELECT hash(i) AS h, i, i * 3 AS j, hash(i + 1) AS g FROM range({rows}) r(i)"
 before = time.perf_counter()
-found = connection.execute(f"SELECT count(*), sum(i), count(*) FILTER (before > h) FROM (SELECT h, i, j, g, lag(h) OVER (ORDER BY h) AS before FROM ({numbers}))").fetchone()
+found = connection.execute(
+    "SELECT count(*), sum(i), count(*) FILTER (before > h) "
+    f"FROM (SELECT h, i, j, g, lag(h) OVER (ORDER BY h) AS before FROM ({numbers}))"
+).fetchone()
 sort = time.perf_counter() - before
 assert found == (rows, rows * (rows - 1) // 2, 0), found
 before = time.perf_counter()
-found = connection.execute(f"SELECT count(*), sum(a.i), max(a.j + b.j), max(a.g) FROM ({numbers}) a JOIN ({numbers}) b ON a.h = b.h").fetchone()
+found = connection.execute(
+    "SELECT count(*), sum(a.i), max(a.j + b.j), max(a.g) "
+    f"FROM ({numbers}) a JOIN ({numbers}) b ON a.h = b.h"
+).fetchone()
 join = time.perf_counter() - before
 assert found[:3] == (rows, rows * (rows - 1) // 2, 6 * (rows - 1)), found
 print(sort, join)
@@ -374,7 +426,11 @@ def duckdb(report, options, place):
         here, there = [each[at] for each in times["pool"]], [each[at] for each in times["disk"]]
         report.series(f"DuckDB {what}, to the pool", "s", here)
         report.series(f"DuckDB {what}, to disk", "s", there)
-        report.ratio(f"DuckDB {what} of {rows * 32 / 100e6:.1f} x memory_limit: disk / pool, time", ratios(there, here), ">= 0.7")
+        report.ratio(
+            f"DuckDB {what} of {rows * 32 / 100e6:.1f} x memory_limit: disk / pool, time",
+            ratios(there, here),
+            ">= 0.7",
+        )
     report.note("DuckDB: memory_limit 100 MB, two threads, rows of 32 bytes, in a cgroup of 400 MiB")
     return None
 
@@ -406,13 +462,17 @@ for _ in range(rounds):
     began = time.perf_counter()
     value = step()
     times.append(time.perf_counter() - began)
-print(sorted(times)[len(times) // 2], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, repr(value))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(sorted(times)[len(times) // 2], peak / 1024, repr(value))
 pool.close()
 """
 
 
 def torch(report, options, place):
-    if not TORCH.exists() or subprocess.run([TORCH, "-c", "import torch, rampool"], capture_output=True).returncode != 0:
+    if (
+        not TORCH.exists()
+        or subprocess.run([TORCH, "-c", "import torch, rampool"], capture_output=True).returncode != 0
+    ):
         return ".venv-torch has no PyTorch, or not the wheel"
     ways = ["offload", "save_on_cpu", "plain"]
     found = {way: [] for way in ways}
@@ -427,22 +487,40 @@ def torch(report, options, place):
     for way in ways:
         report.series(f"PyTorch step, {way}", "s", time_of[way])
         report.series(f"PyTorch step, {way}: peak", "MiB", peak_of[way])
-    report.ratio("PyTorch step, peak: offload / plain", ratios(peak_of["offload"], peak_of["plain"]), "<= 0.6")
-    report.ratio("PyTorch step, time: offload / save_on_cpu", ratios(time_of["offload"], time_of["save_on_cpu"]), "<= 1.3")
-    report.ratio("PyTorch step, peak: offload / save_on_cpu", ratios(peak_of["offload"], peak_of["save_on_cpu"]))
-    report.note(f"PyTorch 1.13 of Debian on CPUs: 12 layers of 64 with sigmoids, a batch of {rows}; on CPUs save_on_cpu copies within this machine's memory")
+    report.ratio(
+        "PyTorch step, peak: offload / plain", ratios(peak_of["offload"], peak_of["plain"]), "<= 0.6"
+    )
+    report.ratio(
+        "PyTorch step, time: offload / save_on_cpu",
+        ratios(time_of["offload"], time_of["save_on_cpu"]),
+        "<= 1.3",
+    )
+    report.ratio(
+        "PyTorch step, peak: offload / save_on_cpu", ratios(peak_of["offload"], peak_of["save_on_cpu"])
+    )
+    report.note(
+        f"PyTorch 1.13 of Debian on CPUs: 12 layers of 64 with sigmoids, a batch of {rows}; on CPUs "
+        "save_on_cpu copies within this machine's memory"
+    )
     return None
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works; the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: shows that it works; the figures mean nothing"
+    )
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)
-    functions = {"wheel": wheel, "get": get, "strided": strided, "link": over_link, "attach": attach, "dask": dask, "duckdb": duckdb, "torch": torch}
+    functions = {
+        "wheel": wheel, "get": get, "strided": strided, "link": over_link, "attach": attach, "dask": dask,
+        "duckdb": duckdb, "torch": torch,
+    }
     if unknown := set(options.parts) - set(functions):
         parser.error(f"there is no part {', '.join(unknown)}")
     report = Report("python", options.quick)

@@ -1,4 +1,5 @@
-"""Samples, their medians and spread, and ratios next to their aims: as crates/bench/src/bench/report.rs has and writes them.
+"""Samples, their medians and spread, and ratios next to their aims: as crates/bench/src/bench/report.rs has
+and writes them.
 
 Python's standard library only.
 """
@@ -25,7 +26,9 @@ def load():
 
 def machine():
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
-    model = next((line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "")
+    model = next(
+        (line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), ""
+    )
     virtual = " (virtual)" if " hypervisor" in cpuinfo else ""
     return f"{os.cpu_count()} CPUs, {model}{virtual}, Linux {platform.release().split('-')[0]}"
 
@@ -33,7 +36,10 @@ def machine():
 class Report:
     def __init__(self, name, quick):
         print(f"bench {name} on {machine()}, load average {load()}", flush=True)
-        self.all = {"bench": name, "quick": quick, "machine": machine(), "load_before": load(), "series": [], "ratios": [], "notes": []}
+        self.all = {
+            "bench": name, "quick": quick, "machine": machine(), "load_before": load(), "series": [],
+            "ratios": [], "notes": [],
+        }
 
     def note(self, text):
         print(f"  {text}", flush=True)
@@ -43,7 +49,10 @@ class Report:
         low, median, high = quartiles(samples)
         print(f"  {name:<66} {median:.4g} {unit} ({low:.4g} to {high:.4g})", flush=True)
         self.all["series"].append(
-            {"name": name, "unit": unit, "parameters": parameters, "median": median, "low": low, "high": high, "samples": samples}
+            {
+                "name": name, "unit": unit, "parameters": parameters, "median": median, "low": low,
+                "high": high, "samples": samples,
+            }
         )
 
     def ratio(self, name, values, reach=None):
@@ -54,7 +63,9 @@ class Report:
             met = median <= bound if reach.startswith("<=") else median >= bound
         verdict = {None: "", True: "ok", False: "MISSED"}[met]
         print(f"  {name:<66} {median:.4g} ({low:.4g} to {high:.4g}) {reach or ''} {verdict}", flush=True)
-        self.all["ratios"].append({"name": name, "value": median, "low": low, "high": high, "reach": reach, "met": met})
+        self.all["ratios"].append(
+            {"name": name, "value": median, "low": low, "high": high, "reach": reach, "met": met}
+        )
 
     def finish(self, file):
         self.all["load_after"] = load()

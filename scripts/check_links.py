@@ -3,8 +3,9 @@
 
 Every page of docs/ is in its summary, every crate on the map of ARCHITECTURE.md.
 
-A link whose text is code and whose target is a source file, such as [`Pager::run`](crates/pager/src/pager.rs), must name something that this file
-defines: so the walks through the code stay true. Addresses beyond this repository are not visited. Python's standard library only.
+A link whose text is code and whose target is a source file, such as
+[`Pager::run`](crates/pager/src/pager.rs), must name something that this file defines: so the walks through
+the code stay true. Addresses beyond this repository are not visited. Python's standard library only.
 """
 
 import pathlib
@@ -15,7 +16,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+(?:\([^()]*\))?)\)")
 DEFINES = {
-    ".rs": r"(?:fn|struct|enum|trait|type|mod|const|static|union|macro_rules!)\s+{name}\b|^\s+{name}\s*(?:[:({{,=]|$)",
+    ".rs": r"(?:fn|struct|enum|trait|type|mod|const|static|union|macro_rules!)\s+{name}\b"
+    r"|^\s+{name}\s*(?:[:({{,=]|$)",
     ".py": r"(?:def|class)\s+{name}\b|^{name}\s*=",
     ".h": r"\b{name}\b",
     ".c": r"\b{name}\b",
@@ -23,8 +25,17 @@ DEFINES = {
 
 
 def documents():
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True)
-    names = listed.stdout.split() if listed.returncode == 0 else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*.md") if "target" not in p.parts]
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    names = (
+        listed.stdout.split()
+        if listed.returncode == 0
+        else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*.md") if "target" not in p.parts]
+    )
     return [ROOT / name for name in names if (ROOT / name).exists()]
 
 

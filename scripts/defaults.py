@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Which defaults the figures depend on, and which figures are older than them.
 
-What is on by default is measured. So each file of bench/data records the defaults that it was measured with, as the source has them,
-and `scripts/plot.py --check` fails when they are others now: measure again with `scripts/bench-all.sh --old`. Formatting and comments
-do not count.
+What is on by default is measured. So each file of bench/data records the defaults that it was measured with,
+as the source has them, and `scripts/plot.py --check` fails when they are others now: measure again with
+`scripts/bench-all.sh --old`. Formatting and comments do not count.
 
     scripts/defaults.py parts              every part of the measurements and about how many seconds it takes
     scripts/defaults.py old                those whose figures are missing, or older than the defaults
-    scripts/defaults.py stamp PART FILE S  records in FILE, which measures PART and took S seconds, what the defaults are
+    scripts/defaults.py stamp PART FILE S  records what the defaults are in FILE, which measures PART and took
+                                           S seconds
 
 Python's standard library only.
 """
@@ -28,30 +29,51 @@ SETTINGS = {
     "waiting": {
         "crates/net/src/adaptive_spin.rs": ["MEMORY", "KEEP_CPU", "TURNS"],
         "crates/net/src/two_ways.rs": ["SOON", "LATEST", "REST", "MARGIN", "WORSE"],
-        "crates/paging/src/follow.rs": ["SAMPLE", "OTHERS", "SUSPECT", "OF_USE", "SHORTEST_PAUSE", "LONGEST_PAUSE"],
+        "crates/paging/src/follow.rs": [
+            "SAMPLE", "OTHERS", "SUSPECT", "OF_USE", "SHORTEST_PAUSE", "LONGEST_PAUSE"
+        ],
     },
     "awake": {
         "crates/kernel/src/awake.rs": ["REST", "WINDOW", "CROWDED", "AWAY"],
         "crates/pager/src/pager/awake.rs": ["TURNS", "SHORTEST_PAUSE", "LONGEST_PAUSE"],
     },
     "paging": {
-        "crates/cli/src/run.rs": ["--copies", "--encryption", "--page-size", "--prefetch", "--fault-mode", "--compression", "--spin-us", "--no-follow"],
+        "crates/cli/src/run.rs": [
+            "--copies", "--encryption", "--page-size", "--prefetch", "--fault-mode", "--compression",
+            "--spin-us", "--no-follow",
+        ],
         "crates/pager/src/pager/waits.rs": ["impl Default for Waiting"],
         "crates/pager/src/region.rs": ["impl Default for PagedConfig", "fn cache_config"],
-        "crates/pager/src/pager/pointer_prefetcher.rs": ["IDLE_RANDOM_FAULTS", "LEAST_BUDGET_PAGES", "LOOKS_A_PIECE"],
-        "crates/paging/src/cache/fault.rs": ["MAX_UNPROTECT_RUN", "LOOKS_PER_FAULT", "MOST_LOOKS", "STREAM_OF_WRITES"],
-        "crates/paging/src/cache/neighbours.rs": ["WITHIN", "PROBE_EVERY", "MEMORY", "WORTH_A_TRIAL", "WORTH_IT"],
-        "crates/paging/src/cache/policy.rs": ["BUSY_RETRY_FAULTS", "SAMPLE_BATCHES", "SMALL_SHARE", "EARLY_STEP", "EARLY_SHARE", "EARLY_MEMORY"],
-        "crates/paging/src/cache/prefetch.rs": ["STREAMS", "NEAR", "FIRST_WINDOW", "CHUNKS_AHEAD", "EXPECTED_PAGES", "MAX_FRESH_RUN"],
+        "crates/pager/src/pager/pointer_prefetcher.rs": [
+            "IDLE_RANDOM_FAULTS",
+            "LEAST_BUDGET_PAGES",
+            "LOOKS_A_PIECE",
+        ],
+        "crates/paging/src/cache/fault.rs": [
+            "MAX_UNPROTECT_RUN", "LOOKS_PER_FAULT", "MOST_LOOKS", "STREAM_OF_WRITES"
+        ],
+        "crates/paging/src/cache/neighbours.rs": [
+            "WITHIN", "PROBE_EVERY", "MEMORY", "WORTH_A_TRIAL", "WORTH_IT"
+        ],
+        "crates/paging/src/cache/policy.rs": [
+            "BUSY_RETRY_FAULTS", "SAMPLE_BATCHES", "SMALL_SHARE", "EARLY_STEP", "EARLY_SHARE", "EARLY_MEMORY"
+        ],
+        "crates/paging/src/cache/prefetch.rs": [
+            "STREAMS", "NEAR", "FIRST_WINDOW", "CHUNKS_AHEAD", "EXPECTED_PAGES", "MAX_FRESH_RUN"
+        ],
         "crates/paging/src/cache/rival.rs": ["AGES", "FOLLOWED", "MEMORY", "ENOUGH", "CONTROL"],
         "crates/paging/src/cache/writeback.rs": ["MAX_STAGED_RUN"],
     },
     "servers": {
-        "crates/cli/src/serve/settings.rs": ["--encryption", "--store", "--shards", "--spin-us", "--no-lock", "--no-rings"],
+        "crates/cli/src/serve/settings.rs": [
+            "--encryption", "--store", "--shards", "--spin-us", "--no-lock", "--no-rings"
+        ],
         "crates/server/src/config.rs": ["impl ServerConfig"],
         "crates/client/src/pool.rs": ["GET_PAGES", "PUT_PAGES"],
         "crates/client/src/pool/config.rs": ["fn with_lease"],
-        "crates/client/src/pool/direct.rs": ["REQUEST_BYTES", "COPY_REQUEST_BYTES", "BODY_REQUEST_BYTES", "REQUEST_RUNS"],
+        "crates/client/src/pool/direct.rs": [
+            "REQUEST_BYTES", "COPY_REQUEST_BYTES", "BODY_REQUEST_BYTES", "REQUEST_RUNS"
+        ],
         "crates/lease/src/queue.rs": ["impl Default for QueueLimits"],
         "crates/net/src/transport/rings.rs": ["RING_BYTES", "PUBLISH_BYTES", "LOOKS"],
         "crates/paging/src/placement.rs": ["DEFAULT_STRIPE_PAGES"],
@@ -60,11 +82,16 @@ SETTINGS = {
     "copies": {
         "crates/session/src/copies.rs": ["PIECES", "PIECE_PAGES", "PASS"],
         "crates/session/src/hedge.rs": [
-            "LONG_HALVES", "LEAST", "SLOW_TIMES", "SLOW", "LATE",
-            "EARNS", "COSTS", "MOST_TOKENS", "PROBE_EVERY",
+            "LONG_HALVES", "LEAST", "SLOW_TIMES", "SLOW", "LATE", "EARNS", "COSTS", "MOST_TOKENS",
+            "PROBE_EVERY",
         ],
-        "crates/session/src/pace.rs": ["CALM", "LOWEST", "HIGHEST", "LONGEST_PAUSE", "LATE_QUARTERS", "WINDOW", "MOST_PATIENCE", "ENOUGH"],
-        "crates/session/src/session.rs": ["SPARE_SILENCE", "SPARE_SLOWEST", "MOST_SPARE_SILENCE", "SUSPICION", "SLOWEST"],
+        "crates/session/src/pace.rs": [
+            "CALM", "LOWEST", "HIGHEST", "LONGEST_PAUSE", "LATE_QUARTERS", "WINDOW", "MOST_PATIENCE",
+            "ENOUGH",
+        ],
+        "crates/session/src/session.rs": [
+            "SPARE_SILENCE", "SPARE_SLOWEST", "MOST_SPARE_SILENCE", "SUSPICION", "SLOWEST"
+        ],
     },
     "files": {
         "crates/cli/src/mount.rs": ["READ_AHEAD_KIB", "DIRTY_PERCENT"],
@@ -76,7 +103,9 @@ SETTINGS = {
         "crates/sharing/src/config.rs": ["impl Default for Tuning"],
         "crates/sharing/src/channel.rs": ["impl Default for ChannelConfig"],
         "crates/sharing/src/stream.rs": ["impl Default for Limits"],
-        "crates/shared/src/host.rs": ["OFFER_LEAST", "OFFER_MOST", "OFFER_BYTES", "FEW_RANKS", "MUCH_BYTES", "MOMENT", "MOST_EXPECTED"],
+        "crates/shared/src/host.rs": [
+            "OFFER_LEAST", "OFFER_MOST", "OFFER_BYTES", "FEW_RANKS", "MUCH_BYTES", "MOMENT", "MOST_EXPECTED"
+        ],
         "crates/shared/src/lib.rs": ["MOST_LOOKED_AT", "LOOKS_A_YIELD", "LONG_YIELD"],
     },
 }
@@ -161,7 +190,11 @@ def option_of(text, name):
     attributes = " ".join(line for line in above.splitlines() if not line.lstrip().startswith("///"))
     if found := re.search(r"\bdefault_value(?:_t)?\s*=\s*(\"[^\"]*\"|[\w:.]+)", attributes):
         return plain(found.group(1).strip('"'))
-    said = " ".join(line.strip().removeprefix("///").strip() for line in above.splitlines() if line.lstrip().startswith("///"))
+    said = " ".join(
+        line.strip().removeprefix("///").strip()
+        for line in above.splitlines()
+        if line.lstrip().startswith("///")
+    )
     if found := re.search(r"\[default: (.*?)\]", said):
         return found.group(1)
     raise NotFound
@@ -192,14 +225,21 @@ def defaults(groups, source=lambda path: (ROOT / path).read_text()):
                 try:
                     found[f"{path} {name}"] = default_of(text, name)
                 except NotFound:
-                    sys.exit(f"scripts/defaults.py: {path} has no default {name}; where it has another name or place now, say so in SETTINGS")
+                    sys.exit(
+                        f"scripts/defaults.py: {path} has no default {name}; where it has another name or "
+                        "place now, say so in SETTINGS"
+                    )
     return found
 
 
 def changes(recorded, now):
     """What differs, a text for each."""
     keys = [*now, *(key for key in recorded if key not in now)]
-    return [f"{key}: {recorded.get(key, 'none')} then, {now.get(key, 'none')} now" for key in keys if recorded.get(key) != now.get(key)]
+    return [
+        f"{key}: {recorded.get(key, 'none')} then, {now.get(key, 'none')} now"
+        for key in keys
+        if recorded.get(key) != now.get(key)
+    ]
 
 
 def complaints(found, unrecorded=UNRECORDED, defaults=defaults):
@@ -209,9 +249,15 @@ def complaints(found, unrecorded=UNRECORDED, defaults=defaults):
         recorded = found.get(name, {}).get("defaults")
         if name in unrecorded:
             if recorded is not None:
-                lines.append(f"{name}: measured with its defaults recorded; take it off UNRECORDED in scripts/defaults.py")
+                lines.append(
+                    f"{name}: measured with its defaults recorded; take it off UNRECORDED in "
+                    "scripts/defaults.py"
+                )
         elif recorded is None:
-            lines.append(f"{name}: not measured, or not by scripts/bench-all.sh, which records the defaults; run scripts/bench-all.sh {name}")
+            lines.append(
+                f"{name}: not measured, or not by scripts/bench-all.sh, which records the defaults; run "
+                f"scripts/bench-all.sh {name}"
+            )
         elif changed := changes(recorded, defaults(groups)):
             lines.append(f"{name}: older than the defaults it measures; run scripts/bench-all.sh {name}")
             lines += [f"    {change}" for change in changed]

@@ -42,7 +42,6 @@ PARTS = {
     "servers": (f"{LINK} servers", f"{LINK} servers --quick", 70),
     "allocation": ("allocation", "allocation --quick", 20),
     "sends": ("fifo --only sends", "fifo --only sends --quick", 30),
-    "applications": ("examples", "examples --rounds 1", 40),
     "payload": ("register", "register --rounds 2", 40),
     "payload-link": ("register --link 1g", "register --link 1g --rounds 1", 60),
     "speedups": ("predict --papers", "predict --papers --rounds 1", 60),

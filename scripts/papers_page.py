@@ -4,7 +4,6 @@
 `plots`, which need matplotlib.
 """
 
-import re
 import statistics
 import textwrap
 
@@ -166,12 +165,6 @@ def ahead(part, _paper):
     yield table(["us a message, over", "taken in turn", "by tag"], rows)
 
 
-def applications(part, _paper):
-    """The programs that bench/figures.md does not have."""
-    found = [one for one in part["series"] if re.match("scan: sales|search|solver|mesh|video", one["name"])]
-    yield table(["", "here"], [[one["name"], f"{cell(one)} {one['unit']}"] for one in found])
-
-
 def payload(part, paper):
     """Throughput of copies, hits and misses, and from which payload on each is faster than copies."""
     sizes = sorted({one["parameters"]["payload"] for one in pick(part, experiment="payload")})
@@ -189,13 +182,6 @@ def payload(part, paper):
     yield table(
         ["GB/s", *(f"{size >> 10} KiB" for size in shown)],
         [[what, *(cell(of(what, size)) for size in shown)] for what in ("copy", "hit", "miss")],
-    )
-    looks = [one for one in part["series"] if one["parameters"].get("what") == "look-up"]
-    if "--link" in part["options"]:
-        return
-    yield table(
-        ["look-up among", *(str(one["parameters"]["registrations"]) for one in looks)],
-        [["ns", *map(cell, looks)]],
     )
 
 
@@ -395,7 +381,6 @@ TABLES = {
     "allocation": allocation,
     "sends": sends,
     "ahead": ahead,
-    "applications": applications,
     "payload": payload,
     "payload-link": payload,
     "speedups": speedups,
@@ -516,12 +501,12 @@ def plots(data, said, folder):
 
 # --- The page -----------------------------------------------------------------------------------------------
 
-INTRODUCTION = """rampool stands on five published systems. For each, this page has the tables and figures
-that can be measured here, the paper's numbers next to ours and why they differ, and then every other item of
-the paper with what became of it: a row without a state is done in full. `make papers` measures all of it
-again (about twenty minutes, as root; `QUICK=--quick` takes small sizes, `PARTS="payload locks"` some of it)
-and makes this page of `bench/papers.toml` and `bench/data/papers.json`. Quartiles stand in parentheses where
-they are more than a quarter away from the median."""
+INTRODUCTION = """rampool stands on five published systems. For each, this page has what can be measured here,
+the paper's numbers next to ours and why they differ, and then every item of the paper with what became of it:
+a row without a state is done in full. `make papers` measures it again (twenty minutes, as root;
+`QUICK=--quick` takes small sizes, `PARTS="payload locks"` some of it) and makes this page of
+`bench/papers.toml` and `bench/data/papers.json`. Quartiles stand in parentheses where they are more than a
+quarter away from the median."""
 
 
 def wrapped(text, **how):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the plots, and the tables of bench/figures.md, docs/guide/performance.md and README.md.
+"""Makes the plots, and the tables of bench/figures.md and README.md.
 
 Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of figures with a reach
-between `<!-- summary -->` and `<!-- end -->`, and the selections for the guide and the README between
-`<!-- selected -->` and `<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need
-matplotlib; without it only the tables are made, and a line says so.
+between `<!-- summary -->` and `<!-- end -->`, and the README's table between `<!-- selected -->` and
+`<!-- end -->`. The rest of the pages is written by hand and left alone. Plots need matplotlib; without it
+only the tables are made, and a line says so.
 
 `scripts/plot.py --check` writes nothing, and fails where the pages, or docs/papers.md (scripts/papers.py),
 differ from the measurements in bench/data, or figures are older than the defaults that they measure
@@ -23,26 +23,9 @@ from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA, PAGE = ROOT / "bench/data", ROOT / "bench/figures.md"
-GUIDE, README = ROOT / "docs/guide/performance.md", ROOT / "README.md"
+README = ROOT / "README.md"
 # The plots that the guide shows lie with its pictures, all others with the figures.
 IN_GUIDE = {"fault", "programs", "stream-pages"}
-
-BEST = "best triad, by what came over the wire / line rate of"
-SOR, BY_TWO = "SOR 1024 1536 200", "sequentially / by two ranks (ArgoDSM: 1.19)"
-# The figures that the guide shows (programs are in README's table): what each is called there, its file,
-# its name and how to read it.
-SELECTED = [
-    ("A page that is away, both spinning", "fault", "spinning: 4 KiB fault, p50"),
-    ("A raw request and reply of 4 KiB", "fault", "spinning: raw request and reply, p50"),
-    ("A page that is away, both sleeping", "fault", "blocking: 4 KiB fault, p50"),
-    ("A raw request and reply, both sleeping", "fault", "blocking: raw request and reply, p50"),
-    ("Reading in order over loopback", "sequential", "4 KiB pages: read from the server"),
-    ("... / unpaced TCP stream", "sequential", "4 KiB pages: read / unpaced stream"),
-    ("STREAM over 1 Gbit/s, on the wire / line rate", "stream-1g", f"{BEST} 1 Gbit/s"),
-    ("STREAM over 10 Gbit/s, on the wire / line rate", "stream-10g", f"{BEST} 10 Gbit/s"),
-    ("One column of a table: paged scan / scan at the server", "direct", "paged scan / scan at the server"),
-    ("SOR under hlrc: one thread / two ranks on two CPUs", "shared", f"{SOR}, hlrc: {BY_TWO}"),
-]
 
 # The README's table: programs that fit and their time under rampool, programs of `programs` and
 # `redundancy` at a quarter of their memory, and what a miss takes, with what the CPUs do besides; and its
@@ -55,18 +38,20 @@ PROGRAM_ROWS = [
     ("GNU sort of 100 B lines", "GNU sort, 1 GB, lines of 100 B"),
     ("`HashMap` in Rust", "HashMap in Rust, 160 MiB"),
 ]
-PROGRAM_WAYS = [("programs", "private store"), ("programs", "rampool"), ("redundancy", "two copies"), ("programs", "kernel swap on zram")]
+PROGRAM_WAYS = [
+    ("programs", "private store"), ("programs", "rampool"), ("redundancy", "two copies"),
+    ("programs", "kernel swap on zram"),
+]
 MISS_WAYS = ["private store", "TCP", None, "kernel swap"]
 
-# Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s.
+# Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s; a line in its plot.
 PAPER_GB = 0.035
 PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
-PAPER_LINE_RATE_GB = 0.125
 
 # How far a quartile is from the median, as a share of it, where it is shown.
 WIDE = 0.25
 # What the tables show of a sweep whose plot has all of it.
-PAGE_SIZES_KIB, CLIENTS = (4, 64, 2048), (1, 2, 4, 7)
+PAGE_SIZES_KIB = (4, 64, 2048)
 SWEPT = ("share", "pages", "clients", "time", "predict", "payload", "world")
 
 # Notes of bench/data that the page leaves out, or says in its own words.
@@ -92,14 +77,16 @@ FOLLOWS = {
     "miss": r".*(private store|Unix socket|TCP): a miss.*",
     "redundancy": r"a reader.*, one of three servers is [a-z]+|a read, p50, one .*|.*plain stores to it"
     r"|.*a read, p99, while it .*|a read, (p99|mean), one of .*"
-    r"|a miss, (two copies|one server and a disk), .*"
+    r"|a miss, (one|two) (copy|copies|server)( and a disk)?, .*|a read, [^/]*(all prompt|none of .* lost)"
+    r"|.*a read, p99, before"
     r"|(?!.* / ).*: (one copy|two copies|rampool( with a backup)?)",
-    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*`rampool run`.*"
-    r"|.*, to disk|PyTorch step, (save_on_cpu.*|offload: peak)",
+    "python": r".*from Rust.*|.*: t\[:\]\[::512, 3\]|.*fetched and summed here|763 MiB.*"
+    r"|rampool run: local .*|.*, to (disk|the pool)|PyTorch step, (save_on_cpu.*|offload.*|plain.*)",
     "server": r".*: load generator.*|(same host, )?reads a second: .* / (redis, over .*|the same .*)"
     r"|reads a second: least .*|server's CPU time an operation: .* / .*",
-    "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get |gather of|strided ).*"
-    r"|8 faces of[^/]*|column .*|get and put.*|random gather.*|same host: .*socket / shared memory",
+    "direct": r"(?!.* / )(same host: )?(raw |memcpy|(plain|unpaced) TCP|the same |one get "
+    r"|gather of|strided ).*|8 faces of[^/]*|column .*|get and put.*|random gather.*"
+    r"|same host: .*socket / shared memory",
     "tenants": r"p99 .*, now against before|(before: )?victim's .*, next to .*|scans .* 64 connections"
     r"|4 KiB reads, before|the slowest of a round",
     "examples": r"(rows read|plain gets|cells of|a put and) .*",
@@ -111,7 +98,10 @@ FOLLOWS = {
 # The plots of the page, each under the figures of the last file it needs.
 PLOTS_UNDER = {
     "fault": [("fault", "A 4 KiB fault and a raw request and reply")],
-    "stream-1g": [("stream-pages", "STREAM triad against page size"), ("stream-clients", "One to seven clients on one server")],
+    "stream-1g": [
+        ("stream-pages", "STREAM triad against page size"),
+        ("stream-clients", "One to seven clients on one server"),
+    ],
     "programs": [("programs", "Programs at a quarter of their memory")],
     "register": [("register", "Copies, hits and misses against payload")],
     "shared-time": [("shared-time", "Where the time of parallel programs goes")],
@@ -145,7 +135,14 @@ def short_for_reach(value, reach):
     side = lambda number: (number > bound) - (number < bound)
     if bound is None or side(float(short(value))) == side(value):
         return short(value)
-    return next((text for text in (f"{value:.{digits}g}" for digits in range(4, 9)) if side(float(text)) == side(value)), short(value))
+    return next(
+        (
+            text
+            for text in (f"{value:.{digits}g}" for digits in range(4, 9))
+            if side(float(text)) == side(value)
+        ),
+        short(value),
+    )
 
 
 def spread(one, reach=None):
@@ -346,39 +343,6 @@ def pages_table(files):
     return grid(rows, columns, cells, "triad, GB/s") if cells else []
 
 
-def paper_line(files):
-    """What the paper reports for the same experiment, next to the best of ours over the same link."""
-    sweep = [one for data in files for one in of_experiment(data, "pages")]
-    best = [
-        one["median"] * min(one["parameters"]["remote_share"], 1)
-        for one in sweep
-        if one["parameters"]["link"] == "1 Gbit/s"
-    ]
-    if not best:
-        return []
-    paper = f"{PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s)"
-    share = max(best) / PAPER_LINE_RATE_GB * 100
-    ours = f"{short(max(best))} GB/s ({share:.0f} %, {max(best) / PAPER_GB:.1f} times as much)"
-    text = f"The paper's best is {paper}; the best here, by what came over the wire, is {ours}."
-    return textwrap.wrap(text, 110)
-
-
-def clients_table(files):
-    """What each of several clients gets, and how much of what one gets alone."""
-    cells = {}
-    for data in files:
-        each = {
-            one["parameters"]["clients"]: one["median"]
-            for one in of_experiment(data, "clients")
-            if one["parameters"]["what"] == "each"
-        }
-        for count in sorted(set(each) & set(CLIENTS)):
-            share = f" ({short(each[count] / each[1])})" if count > 1 else ""
-            cells[link_of(data), str(count)] = short(each[count]) + share
-    rows, columns = (dict.fromkeys(place[at] for place in cells) for at in (0, 1))
-    return grid(rows, columns, cells, "each of N clients, GB/s (of one alone)") if cells else []
-
-
 CATEGORIES = ["computing", "requests", "read fault", "write fault", "lock", "unlock", "barrier", "other"]
 PROTOCOLS = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"]
 
@@ -405,20 +369,6 @@ def time_table(data):
     return grid(dict.fromkeys(program for program, _ in runs), PROTOCOLS, cells, "ms, messages")
 
 
-def predict_table(data):
-    """Rows of `rampool bench predict`: how far predictions for a link were from what was measured on it."""
-    found = {}
-    for one in data["series"]:
-        by = one["parameters"]
-        if by.get("experiment") == "predict":
-            key = (f"{by['link']}, {by['program']}", by["protocol"])
-            found.setdefault(key, {})[by["what"]] = one["median"]
-    if not found:
-        return []
-    cells = {key: f"{(by['replayed'] / by['measured'] - 1) * 100:+.0f}%" for key, by in found.items()}
-    return grid(dict.fromkeys(row for row, _ in found), PROTOCOLS, cells, "error of the replay")
-
-
 def world_table(data):
     """The world's programs at a half and a quarter of their peak, and those that were left out."""
     runs = {}
@@ -426,7 +376,7 @@ def world_table(data):
         if one["parameters"].get("experiment") == "world":
             runs.setdefault(one["parameters"]["program"], {})[one["parameters"]["what"]] = one
     reaches = {ratio["name"]: ratio for ratio in data["ratios"]}
-    cells = {}
+    cells, remarked = {}, {}
     for program, by in runs.items():
         native = by["native"]
         said = native["parameters"]
@@ -434,7 +384,8 @@ def world_table(data):
         remarks = [f"**{said['wrong']}**"] if said["wrong"] else []
         remarks += [said["stays"]] if said["stays"] else []
         not_swapped = said.get("not_swapped", {})
-        cells |= {(program, f"{what}, swap"): why for what, why in not_swapped.items()}
+        short_of = {"out of memory": "OOM"}
+        cells |= {(program, f"{what}, swap"): short_of.get(why, why) for what, why in not_swapped.items()}
         for what in ("50%", "25%"):
             if f"{what} swap" in by:
                 cells[program, f"{what}, swap"] = world_cell(native, by[f"{what} swap"], None)
@@ -442,11 +393,14 @@ def world_table(data):
                 reach = reaches.get(f"{program}, {what} local: rampool / native")
                 cells[program, what] = world_cell(native, by[what], reach)
                 remarks += held_too_much(by[what]["parameters"], what)
-        cells[program, "remarks"] = "; ".join(remarks)
-    cells |= {(program, "remarks"): why for program, why in data.get("left_out", {}).items()}
-    named = ["native: s, MiB", "50%", "50%, swap", "25%", "25%, swap", "remarks"]
+        remarked |= {program: "; ".join(remarks)} if remarks else {}
+    remarked |= data.get("left_out", {})
+    named = ["native: s, MiB", "50%", "50%, swap", "25%", "25%, swap"]
     columns = [column for column in named if any(of == column for _, of in cells)]
-    return grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU") if cells else []
+    if not cells:
+        return []
+    made = grid(dict.fromkeys(row for row, _ in cells), columns, cells, "program: time, CPU")
+    return made + ["", *(f"* {program}: {remark}" for program, remark in remarked.items())]
 
 
 def held_too_much(said, what):
@@ -493,9 +447,9 @@ def figures(files, said):
         own = lambda kind: [one for one in kind if not follows.fullmatch(one["name"])]
         head, unnamed = CORNERS.get(name, "figure"), UNNAMED.get(name, "")
         made = figure_tables(joined(own(data["ratios"]), own(plain)), grids, head, unnamed)
-        made += [make(data) for make in (time_table, predict_table, world_table)]
+        made += [make(data) for make in (time_table, world_table)]
     else:
-        made = [make(streams) for make in (half_local_table, pages_table, paper_line, clients_table)]
+        made = [make(streams) for make in (half_local_table, pages_table)]
     # The links of STREAM were measured one after another.
     made_so = [f"{link_of(one)}: {conditions(one)}" for one in streams] or [conditions(data)]
     lines = [*textwrap.wrap(" ".join(made_so), 110), ""]
@@ -533,19 +487,16 @@ def processor(data):
 
 def summary(page, found):
     """How many of the figures that have a reach are within it, section by section."""
-    rows, all_met, all_missed = [], 0, 0
+    sections, all_met, all_missed = [], 0, 0
     for name, title in headings_above_tables(page).items():
         ratios = [one for part in name.split() for one in found.get(part, {"ratios": []})["ratios"]]
         met = [ratio["met"] for ratio in ratios if ratio["reach"]]
-        if not met:
-            continue
         missed = met.count(False)
         all_met, all_missed = all_met + len(met) - missed, all_missed + missed
-        no = f"**{missed}**" if missed else ""
-        section = f"[{title}](#{anchor_of(title)})"
-        rows.append(f"| {section} | {len(met) - missed} | {no} |")
-    said = f"**{all_met} of {all_met + all_missed} reached, {all_missed} missed.**"
-    return "\n".join([said, "", "| section | reached | missed |", "|---|---|---|", *rows])
+        if missed:
+            sections.append(f"[{title}](#{anchor_of(title)}) {missed} of {len(met)}")
+    said = f"**{all_met} of {all_met + all_missed} reached, {all_missed} missed**: {', '.join(sections)}."
+    return textwrap.fill(said, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def picture(name):
@@ -553,26 +504,19 @@ def picture(name):
     return (ROOT / "docs/pictures" if name in IN_GUIDE else ROOT / "bench/plots") / f"{name}.svg"
 
 
-def selection(found):
-    """The table of the guide."""
-    rows = ["| figure | measured |", "|---|---|"]
-    for label, file, name in SELECTED:
-        measured = [*found.get(file, {"ratios": []})["ratios"], *found.get(file, {"series": []})["series"]]
-        one = next((one for one in measured if one["name"] == name), None)
-        if one is None:
-            sys.exit(f"{file} has no figure {name!r}, which the guide shows")
-        value = series_cell(one) if "median" in one else short(one["value"]) + spread(one)
-        rows.append(f"| {label} | {value} |")
-    return "\n".join(rows)
-
-
 def times_native(found, file, program, way):
     """How many times its native time a program took, or why there is no such figure."""
     data = found.get(file, {"series": [], "notes": []})
-    took = {one["parameters"].get("what"): one["median"] for one in data["series"] if one["parameters"].get("program") == program}
+    took = {
+        one["parameters"].get("what"): one["median"]
+        for one in data["series"]
+        if one["parameters"].get("program") == program
+    }
     if way in took and "native" in took:
         return short(took[way] / took["native"])
-    prefix = {"kernel swap on zram": f"{program}: with kernel swap it was ended by"}.get(way, f"{program}, {way}: there was no end")
+    prefix = {"kernel swap on zram": f"{program}: with kernel swap it was ended by"}.get(
+        way, f"{program}, {way}: there was no end"
+    )
     if any(note.startswith(prefix) for note in data["notes"]):
         return "ended by the kernel" if way == "kernel swap on zram" else "no end"
     return ""
@@ -582,14 +526,21 @@ def a_miss(found, cpus, way):
     """What a miss takes, in microseconds, with content that packs."""
     wanted = {"content": "packs", "what": "wall", "cpus": cpus, "way": way}
     series = found.get("miss", {"series": []})["series"]
-    return next((f"{short(one['median'])} us" for one in series if wanted.items() <= one["parameters"].items()), "")
+    return next(
+        (f"{short(one['median'])} us" for one in series if wanted.items() <= one["parameters"].items()), ""
+    )
 
 
 def readme_table(found):
     """What users may expect: what is on by default, next to what they would use instead."""
-    rows = ["| | native | private store | server over TCP | two servers, two copies | swap on zram |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| | native | private store | server over TCP | two servers, two copies | swap on zram |",
+        "|---|---|---|---|---|---|",
+    ]
     for label, program in FIT_ROWS:
-        rows.append(f"| fits its local memory: {label} | 1 | | {times_native(found, 'fit', program, 'rampool')} | | |")
+        rows.append(
+            f"| fits its local memory: {label} | 1 | | {times_native(found, 'fit', program, 'rampool')} | | |"
+        )
     for label, program in PROGRAM_ROWS:
         cells = [times_native(found, file, program, way) for file, way in PROGRAM_WAYS]
         if any(cells):
@@ -601,13 +552,9 @@ def readme_table(found):
     return "\n".join(rows)
 
 
-def selected_filled(page, table):
-    """A page with its selection of figures as the measurements have them."""
-    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{table}\n\n<!-- end -->", page)
-
-
-# The pages with a selection, and what makes it.
-SELECTIONS = {GUIDE: selection, README: readme_table}
+def readme_filled(page, found):
+    """The README with its table as the measurements have it."""
+    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{readme_table(found)}\n\n<!-- end -->", page)
 
 
 def filled(page, found):
@@ -633,21 +580,29 @@ def differences(found):
     """Where the pages differ from the measurements, a line for each."""
     page = PAGE.read_text()
     on_page = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
-    lines = [f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page]
-    lines += [f"{name}: bench/figures.md has a table of it, but it is not measured" for name in on_page if name not in found and name not in defaults.UNRECORDED]
+    lines = [
+        f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page
+    ]
+    lines += [
+        f"{name}: bench/figures.md has a table of it, but it is not measured"
+        for name in on_page
+        if name not in found and name not in defaults.UNRECORDED
+    ]
     if not SUMMARY.search(page):
         lines.append("bench/figures.md has no place for the summary: <!-- summary --> and <!-- end -->")
     made = filled(page, found)
     for blocks in (SUMMARY, TABLES):
         for stands, should in zip(blocks.finditer(page), blocks.finditer(made)):
             if stands.group() != should.group():
-                lines.append(f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run scripts/plot.py")
-    for path, table in SELECTIONS.items():
-        text, name = path.read_text(), path.relative_to(ROOT)
-        if not SELECTION.search(text):
-            lines.append(f"{name} has no place for its figures: <!-- selected --> and <!-- end -->")
-        if selected_filled(text, table(found)) != text:
-            lines.append(f"{name}: not what bench/data gives; run scripts/plot.py")
+                lines.append(
+                    f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run "
+                    "scripts/plot.py"
+                )
+    text = README.read_text()
+    if not SELECTION.search(text):
+        lines.append("README.md has no place for its figures: <!-- selected --> and <!-- end -->")
+    if readme_filled(text, found) != text:
+        lines.append("README.md: not what bench/data gives; run scripts/plot.py")
     lines += defaults.complaints(found)
     return lines
 
@@ -676,12 +631,26 @@ def plot(found):
                 points = sorted(
                     (s["parameters"]["page_bytes"] / 1024, s["median"])
                     for s in data["series"]
-                    if s["parameters"].get("experiment") == "pages" and bool(s["parameters"]["prefetch_bytes"]) == bool(ahead)
+                    if s["parameters"].get("experiment") == "pages"
+                    and bool(s["parameters"]["prefetch_bytes"]) == bool(ahead)
                 )
                 if points:
-                    axes.plot(*zip(*points), style, color=color, marker="o", markersize=3, label=f"{links[name]}, {'prefetch' if ahead else 'no prefetch'}")
+                    axes.plot(
+                        *zip(*points),
+                        style,
+                        color=color,
+                        marker="o",
+                        markersize=3,
+                        label=f"{links[name]}, {'prefetch' if ahead else 'no prefetch'}",
+                    )
         axes.axhline(PAPER_GB, color="gray", linestyle=":", label=PAPER_LABEL)
-        axes.set(xscale="log", yscale="log", xlabel="page size, KiB", ylabel="triad, GB/s", title="STREAM triad against page size, every access remote")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="page size, KiB",
+            ylabel="triad, GB/s",
+            title="STREAM triad against page size, every access remote",
+        )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
         axes.grid(alpha=0.3, which="both")
@@ -697,8 +666,20 @@ def plot(found):
                     if s["parameters"].get("experiment") == "clients" and s["parameters"]["what"] == what
                 )
                 if points:
-                    axes.plot(*zip(*points), style, color=color, marker="o", markersize=3, label=f"{links[name]}, {what}")
-        axes.set(yscale="log", xlabel="clients on one server", ylabel="triad, GB/s", title="One to seven clients on one server")
+                    axes.plot(
+                        *zip(*points),
+                        style,
+                        color=color,
+                        marker="o",
+                        markersize=3,
+                        label=f"{links[name]}, {what}",
+                    )
+        axes.set(
+            yscale="log",
+            xlabel="clients on one server",
+            ylabel="triad, GB/s",
+            title="One to seven clients on one server",
+        )
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         save(figure, "stream-clients")
@@ -709,7 +690,15 @@ def plot(found):
             for what, points in ways.items():
                 usual = registrar == "none"
                 kib = [payload / 1024 for payload in sorted(points)]
-                axes.plot(kib, [points[payload] for payload in sorted(points)], "--" if usual else "-", color="gray" if usual else None, marker="o", markersize=3, label=what)
+                axes.plot(
+                    kib,
+                    [points[payload] for payload in sorted(points)],
+                    "--" if usual else "-",
+                    color="gray" if usual else None,
+                    marker="o",
+                    markersize=3,
+                    label=what,
+                )
         axes.set(xlabel="payload, KiB", ylabel="GB/s", title="Sending from pinned memory")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
@@ -722,11 +711,19 @@ def plot(found):
         for one in found["programs"]["series"]:
             if one["parameters"]["program"] not in programs:
                 programs.append(one["parameters"]["program"])
-        value = {(s["parameters"]["program"], s["parameters"]["what"]): s["median"] for s in found["programs"]["series"]}
+        value = {
+            (s["parameters"]["program"], s["parameters"]["what"]): s["median"]
+            for s in found["programs"]["series"]
+        }
         figure, axes = pyplot.subplots(figsize=(9, 4))
         for at, way in enumerate(ways):
             heights = [value.get((p, way), 0) / value[(p, "native")] for p in programs]
-            bars = axes.bar([n + (at - 1.5) * 0.21 for n in range(len(programs))], heights, 0.2, label="rampool, server over TCP" if way == "rampool" else way)
+            bars = axes.bar(
+                [n + (at - 1.5) * 0.21 for n in range(len(programs))],
+                heights,
+                0.2,
+                label="rampool, server over TCP" if way == "rampool" else way,
+            )
             axes.bar_label(bars, [f"{h:.1f}" if h else "none" for h in heights], fontsize=8)
         axes.set_xticks(range(len(programs)), programs, fontsize=8)
         axes.set(ylabel="times native", title="Programs at a quarter of their memory")
@@ -745,7 +742,9 @@ def plot(found):
                 axes.bar(protocols, heights, 0.7, bottom, label=category, color=f"C{color}")
                 bottom = [below + height for below, height in zip(bottom, heights)]
             axes.set(title=program, ylabel="ms")
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(CATEGORIES), fontsize=8)
+        figure.legend(
+            *grid.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(CATEGORIES), fontsize=8
+        )
         figure.suptitle("Where the time of two ranks goes")
         figure.tight_layout(rect=(0, 0.03, 1, 1))
         figure.savefig(picture("shared-time"), metadata={"Date": None})
@@ -754,7 +753,11 @@ def plot(found):
     if "fault" in found:
         figure, axes = pyplot.subplots(figsize=(6, 3.5))
         names = [s for s in found["fault"]["series"] if "p99" not in s["parameters"]["what"]]
-        axes.barh([s["name"] for s in names], [s["median"] for s in names], color=["C0" if s["parameters"]["what"] == "fault" else "C7" for s in names])
+        axes.barh(
+            [s["name"] for s in names],
+            [s["median"] for s in names],
+            color=["C0" if s["parameters"]["what"] == "fault" else "C7" for s in names],
+        )
         axes.set(xlabel="us, p50")
         figure.suptitle("A 4 KiB fault and a raw request and reply", fontsize=11)
         axes.invert_yaxis()
@@ -770,17 +773,20 @@ def main():
         import papers
 
         wrong = differences(found) + papers.differences()
-        print("\n".join(wrong) if wrong else f"figures: bench/figures.md, docs/guide/performance.md, docs/papers.md and README.md agree with {len(found)} files")
+        print(
+            "\n".join(wrong)
+            if wrong
+            else f"figures: bench/figures.md, docs/papers.md and README.md agree with {len(found)} files"
+        )
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()
     PAGE.write_text(filled(page, found))
-    for path, table in SELECTIONS.items():
-        path.write_text(selected_filled(path.read_text(), table(found)))
+    README.write_text(readme_filled(README.read_text(), found))
     names = [name for match in TABLES.finditer(page) for name in match.group(1).split()]
     if missing := [name for name in names if name not in found]:
         print("not measured, left as they were: " + ", ".join(missing))
-    print(f"bench/figures.md, docs/guide/performance.md, README.md and the plots are made from {len(found)} files")
+    print(f"bench/figures.md, README.md and the plots are made from {len(found)} files")
     return 0
 
 

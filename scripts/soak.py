@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Programs that check every byte, under memory pressure, with `--verify`, for SECONDS (default 3600), and one line of verdict at the end.
+"""Programs that check every byte, under memory pressure, with `--verify`, for SECONDS (default 3600), and one
+line of verdict at the end.
 
-Each round picks, from a seed, a program, an allocator, a fault mode, a local memory, and what presses meanwhile: see PRESSURES. For each pressure a number of
-the kernel says whether it bit; the last lines tell them, and name what did not bite. What the machine or the user does not allow is left out, and said.
-Settings of the kernel are put back at the end, and on SIGINT, SIGTERM and SIGHUP.
+Each round picks, from a seed, a program, an allocator, a fault mode, a local memory, and what presses
+meanwhile: see PRESSURES. For each pressure a number of the kernel says whether it bit; the last lines tell
+them, and name what did not bite. What the machine or the user does not allow is left out, and said. Settings
+of the kernel are put back at the end, and on SIGINT, SIGTERM and SIGHUP.
 
-    SECONDS=36000 make soak        RAMPOOL_SOAK_SEED=7 repeats the choices of a run, RAMPOOL_SOAK_ONLY=ksm,zram presses with these alone
+    SECONDS=36000 make soak
+
+RAMPOOL_SOAK_SEED=7 repeats the choices of a run, RAMPOOL_SOAK_ONLY=ksm,zram presses with these alone.
 """
 
 import contextlib
@@ -98,7 +102,8 @@ def repeated(action, every_s):
 
 
 class Pressure:
-    """One thing that presses while a program runs. `unit` is what `bit` counts: 0 at the end means that it did nothing."""
+    """One thing that presses while a program runs. `unit` is what `bit` counts: 0 at the end means that it
+    did nothing."""
 
     name, unit = "", ""
 
@@ -144,7 +149,9 @@ class Compaction(Pressure):
     name, unit = "compaction", "pages moved by the kernel"
 
     def lacks(self):
-        return root() or ("" if Path("/proc/sys/vm/compact_memory").exists() else "this kernel does not compact memory")
+        return root() or (
+            "" if Path("/proc/sys/vm/compact_memory").exists() else "this kernel does not compact memory"
+        )
 
     def on(self, _round):
         return repeated(lambda: Path("/proc/sys/vm/compact_memory").write_text("1"), 0.05)
@@ -219,7 +226,9 @@ class Zram(Pressure):
 
     @contextlib.contextmanager
     def on(self, _round):
-        device = subprocess.run(["zramctl", "--find", "--size", "768M"], check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+        device = subprocess.run(
+            ["zramctl", "--find", "--size", "768M"], check=True, capture_output=True, text=True, timeout=30
+        ).stdout.strip()
         try:
             for tool in ("mkswap", "swapon"):
                 subprocess.run([tool, device], check=True, capture_output=True, timeout=30)
@@ -233,7 +242,8 @@ class Zram(Pressure):
 
 
 class Cgroup(Pressure):
-    """A memory cgroup that is smaller than the program with its agent, so that the kernel reclaims what it can, to zram."""
+    """A memory cgroup that is smaller than the program with its agent, so that the kernel reclaims what it
+    can, to zram."""
 
     name, unit = "cgroup", "times that the limit was met"
 
@@ -246,7 +256,9 @@ class Cgroup(Pressure):
         self.outside, self.over, self.kills = 0, 0, 0
 
     def lacks(self):
-        return root() or Zram().lacks() or ("" if memory_cgroups() else "needs memory cgroups at /sys/fs/cgroup")
+        return (
+            root() or Zram().lacks() or ("" if memory_cgroups() else "needs memory cgroups at /sys/fs/cgroup")
+        )
 
     @contextlib.contextmanager
     def on(self, round_):
@@ -284,11 +296,18 @@ class Cgroup(Pressure):
     def look(self, pids):
         inside = set(map(int, read(self.path / "cgroup.procs").split()))
         # A process may have ended between the two lists.
-        self.outside += sum(pid not in inside and Path(f"/proc/{pid}/cmdline").exists() and "rampool-soak" not in read(f"/proc/{pid}/cgroup") and bool(read(f"/proc/{pid}/maps")) for pid in pids)
+        self.outside += sum(
+            pid not in inside
+            and Path(f"/proc/{pid}/cmdline").exists()
+            and "rampool-soak" not in read(f"/proc/{pid}/cgroup")
+            and bool(read(f"/proc/{pid}/maps"))
+            for pid in pids
+        )
 
 
 class Hogs(Pressure):
-    """CPU hogs above, at and below the program's priority, and a real-time one; each ends by itself as well."""
+    """CPU hogs above, at and below the program's priority, and a real-time one; each ends by itself as
+    well."""
 
     name, unit = "hogs", "times that a thread of the programs was preempted, at least"
     SPINS = """if True:
@@ -312,7 +331,10 @@ class Hogs(Pressure):
 
     @contextlib.contextmanager
     def on(self, _round):
-        running = [subprocess.Popen([sys.executable, "-c", self.SPINS, kind], preexec_fn=procs.end_with_parent) for kind in ("real-time", "0", "10", "idle")]
+        running = [
+            subprocess.Popen([sys.executable, "-c", self.SPINS, kind], preexec_fn=procs.end_with_parent)
+            for kind in ("real-time", "0", "10", "idle")
+        ]
         self.most = {}
         try:
             yield
@@ -326,7 +348,9 @@ class Hogs(Pressure):
         for pid in pids:
             with contextlib.suppress(OSError):
                 for task in os.listdir(f"/proc/{pid}/task"):
-                    if found := re.search(r"^nonvoluntary_ctxt_switches:\s+(\d+)", read(f"/proc/{pid}/task/{task}/status"), re.M):
+                    if found := re.search(
+                        r"^nonvoluntary_ctxt_switches:\s+(\d+)", read(f"/proc/{pid}/task/{task}/status"), re.M
+                    ):
                         self.most[task] = max(self.most.get(task, 0), int(found.group(1)))
 
 
@@ -343,7 +367,10 @@ class Kill(Pressure):
             rng = random.Random(round_.seed)
             while not over.is_set():
                 victim = round_.world.start(
-                    [built("torture"), round_.seed, 8192, 2, 1000000, 4], local=12 * MIB, servers=[round_.server], options=["--memory", "200M"]
+                    [built("torture"), round_.seed, 8192, 2, 1000000, 4],
+                    local=12 * MIB,
+                    servers=[round_.server],
+                    options=["--memory", "200M"],
                 )
                 over.wait(0.7 + rng.random() * 2)
                 # It has filled twice its local memory by then, or has done nothing yet.
@@ -397,7 +424,11 @@ class Round:
         rng = self.rng
         threads = rng.choice((1, 3))
         purge = ["free"] * (rng.random() < 0.3) + ["forks"] * (rng.random() < 0.5)
-        purge += ["hugepages"] * ("khugepaged" in names) + ["merge"] * ("ksm" in names) + ["pageout"] * ("zram" in names)
+        purge += (
+            ["hugepages"] * ("khugepaged" in names)
+            + ["merge"] * ("ksm" in names)
+            + ["pageout"] * ("zram" in names)
+        )
         purger = [built("purge"), self.seed, self.seconds, threads, 48, ",".join(purge) or "none"]
         allocating = [built("allocate"), self.seed, self.seconds, threads, 64]
         others = [
@@ -407,7 +438,10 @@ class Round:
         ]
         # They do what the lower modes do not serve.
         self.port = world.free_port()
-        redis = ["redis-server", "--port", self.port, "--bind", "127.0.0.1", "--dir", self.world.dir, "--save", "", "--appendonly", "no", "--dbfilename", "dump.rdb"]
+        redis = [
+            "redis-server", "--port", self.port, "--bind", "127.0.0.1", "--dir", self.world.dir, "--save", "",
+            "--appendonly", "no", "--dbfilename", "dump.rdb",
+        ]
         full = [
             redis,
             [built("remapped"), self.seed, self.seconds, threads, 48] + ["forks"] * (rng.random() < 0.3),
@@ -420,7 +454,20 @@ class Round:
         return argv, ("uffd",) if argv in full else ("uffd", "uffd", "uffd-user")
 
     def text(self):
-        return " ".join(map(str, [Path(self.argv[0]).name, *self.argv[1:], self.fault_mode, f"{self.local // MIB}M", self.allocator, *self.env, *(f"+{p.name}" for p in self.pressures)]))
+        return " ".join(
+            map(
+                str,
+                [
+                    Path(self.argv[0]).name,
+                    *self.argv[1:],
+                    self.fault_mode,
+                    f"{self.local // MIB}M",
+                    self.allocator,
+                    *self.env,
+                    *(f"+{p.name}" for p in self.pressures),
+                ],
+            )
+        )
 
     def run(self):
         """Returns what the run counted, or nothing if the kernel ended it for want of memory."""
@@ -442,15 +489,21 @@ class Round:
             if self.argv[0] == "redis-server":
                 self.drive_redis(running)
             outcome = running.finish(self.seconds * 20 + 600)
-            killed = outcome.code == -signal.SIGKILL and any([pressure.killed() for pressure in self.pressures])
+            killed = outcome.code == -signal.SIGKILL and any(
+                [pressure.killed() for pressure in self.pressures]
+            )
         if killed:
             return None
-        check(outcome.code == 0, f"{self.text()} ends with {outcome.code}: {outcome.said()}\nserver: {self.server.said()}")
+        check(
+            outcome.code == 0,
+            f"{self.text()} ends with {outcome.code}: {outcome.said()}\nserver: {self.server.said()}",
+        )
         processes = json.loads(file.read_text())["processes"]
         return {name: sum(process[name] for process in processes) for name in COUNTS}
 
     def drive_redis(self, running):
-        """Redis, as its users have it: random reads, each checked, and writes, while it saves again and again."""
+        """Redis, as its users have it: random reads, each checked, and writes, while it saves again and
+        again."""
         keys = 3 * self.local // 1200
         versions = [0] * keys
         end = time.monotonic() + self.seconds
@@ -469,7 +522,9 @@ class Round:
             client.send([[b"SHUTDOWN", b"NOSAVE"]])
         except (AssertionError, OSError, RuntimeError) as error:
             if not any(pressure.killed() for pressure in self.pressures):
-                raise Failure(f"{self.text()}: {error!r}\n{running.out.read_text()[-1500:]}\n{running.said()[-2500:]}") from error
+                raise Failure(
+                    f"{self.text()}: {error!r}\n{running.out.read_text()[-1500:]}\n{running.said()[-2500:]}"
+                ) from error
 
     def look(self, running):
         pids = [pid for pid in procs.descendants(running.process.pid) if procs.is_managed(pid)]
@@ -492,12 +547,25 @@ def main():
     only = set(filter(None, os.environ.get("RAMPOOL_SOAK_ONLY", "").split(",")))
     check_names = only - {p.name for p in PRESSURES}
     if check_names:
-        raise SystemExit(f"soak: no pressure is called {', '.join(check_names)}; there are {', '.join(p.name for p in PRESSURES)}")
-    every = [pressure() for pressure in PRESSURES if not only or pressure.name in only or (pressure is Zram and "cgroup" in only)]
+        raise SystemExit(
+            f"soak: no pressure is called {', '.join(check_names)}; there are "
+            f"{', '.join(p.name for p in PRESSURES)}"
+        )
+    every = [
+        pressure()
+        for pressure in PRESSURES
+        if not only or pressure.name in only or (pressure is Zram and "cgroup" in only)
+    ]
     lacking = {p.name: p.lacks() for p in every}
     pressures, libraries = [p for p in every if not lacking[p.name]], allocators()
-    left_out = [f"{name} ({why})" for name, why in lacking.items() if why] + [f"{name} (not installed)" for name in PURGING if name not in libraries]
-    print(f"soak: seed {seed}, {seconds:.0f} s; allocators: {', '.join(libraries)}; pressures: {', '.join(p.name for p in pressures)}; left out: {'; '.join(left_out) or 'nothing'}", flush=True)
+    left_out = [f"{name} ({why})" for name, why in lacking.items() if why] + [
+        f"{name} (not installed)" for name in PURGING if name not in libraries
+    ]
+    print(
+        f"soak: seed {seed}, {seconds:.0f} s; allocators: {', '.join(libraries)}; pressures: "
+        f"{', '.join(p.name for p in pressures)}; left out: {'; '.join(left_out) or 'nothing'}",
+        flush=True,
+    )
     procs.adopt_orphans()
     # How much is held is not what this is about.
     world.SAMPLE_S = 0.25
@@ -509,7 +577,9 @@ def main():
             started, what = time.monotonic(), ""
             try:
                 with World(f"soak-{rounds}") as here:
-                    round_ = Round(here, rng, seed + rounds, 10, pressures, libraries, 1 if len(only) == 1 else 0.35)
+                    round_ = Round(
+                        here, rng, seed + rounds, 10, pressures, libraries, 1 if len(only) == 1 else 0.35
+                    )
                     what = round_.text()
                     counts = round_.run()
                 if not counts:
@@ -526,22 +596,46 @@ def main():
                 if known:
                     documented[known] += 1
                     rounds += 1
-                    print(f"[{time.monotonic() - began:6.0f} s] round {rounds - 1}: {what} ended: {known}", flush=True)
+                    print(
+                        f"[{time.monotonic() - began:6.0f} s] round {rounds - 1}: {what} ended: {known}",
+                        flush=True,
+                    )
                     continue
                 cores = [str(core) for core in CORES.parent.glob(f"{CORES.name}.*")]
                 verdict = f"FAILED\n{failure}" + "".join(f"\ncore: {core}" for core in cores)
                 failed.append(rounds)
             rounds += 1
-            print(f"[{time.monotonic() - began:6.0f} s] round {rounds - 1}: {what} ({time.monotonic() - started:.1f} s) {verdict}", flush=True)
+            print(
+                f"[{time.monotonic() - began:6.0f} s] round {rounds - 1}: {what} "
+                f"({time.monotonic() - started:.1f} s) {verdict}",
+                flush=True,
+            )
     finally:
         for p in pressures:
-            more = f"; {p.managed_kb} kB of huge pages in managed memory, at most" if p.name == "khugepaged" else ""
-            more += f"; {p.outside} processes seen outside of it, {p.over} rounds over the limit, {p.kills} programs killed at it" if p.name == "cgroup" else ""
-            print(f"  {p.name:<11} {p.rounds} rounds, {p.seen} {p.unit}{more}{'' if p.seen else '  DID NOT BITE'}", flush=True)
+            more = (
+                f"; {p.managed_kb} kB of huge pages in managed memory, at most"
+                if p.name == "khugepaged"
+                else ""
+            )
+            more += (
+                f"; {p.outside} processes seen outside of it, {p.over} rounds over the limit, {p.kills} "
+                "programs killed at it"
+                if p.name == "cgroup"
+                else ""
+            )
+            print(
+                f"  {p.name:<11} {p.rounds} rounds, {p.seen} "
+                f"{p.unit}{more}{'' if p.seen else '  DID NOT BITE'}",
+                flush=True,
+            )
         idle = [p.name for p in pressures if not p.seen]
         print(
-            f"soak: {rounds} rounds, {len(failed)} failed{': ' + ', '.join(map(str, failed)) if failed else ''}, {sums['faults']} faults, {sums['pages_there']} old pages met,"
-            f" in {time.monotonic() - began:.0f} s, seed {seed}{''.join(f'; {count} ended: {name}' for name, count in documented.items() if count)}{'; did not bite: ' + ', '.join(idle) if idle else ''}",
+            f"soak: {rounds} rounds, {len(failed)} "
+            f"failed{': ' + ', '.join(map(str, failed)) if failed else ''}, {sums['faults']} faults, "
+            f"{sums['pages_there']} old pages met,"
+            f" in {time.monotonic() - began:.0f} s, seed {seed}"
+            + "".join(f"; {count} ended: {name}" for name, count in documented.items() if count)
+            + ("; did not bite: " + ", ".join(idle) if idle else ""),
             flush=True,
         )
     sys.exit(bool(failed))

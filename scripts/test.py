@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Everything that `make test` runs; stops at the first step that fails.
 
-The output is that of the tools themselves, with a heading before each step. Suites that wait more than they compute run beside the Rust tests, and their output
-comes after; those of programs under pressure need the machine for themselves. Besides what they find, this fails when a test was ignored, or was skipped
-for want of something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by RAMPOOL_SKIPS, and this script asks the
-kernel itself, not rampool, whether the feature is there. What failed, and how, comes once more at the very end. Python's standard library only.
+The output is that of the tools themselves, with a heading before each step. Suites that wait more than they
+compute run beside the Rust tests, and their output comes after; those of programs under pressure need the
+machine for themselves. Besides what they find, this fails when a test was ignored, or was skipped for want of
+something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by
+RAMPOOL_SKIPS, and this script asks the kernel itself, not rampool, whether the feature is there. What failed,
+and how, comes once more at the very end. Python's standard library only.
 """
 
 import ctypes
@@ -30,7 +32,13 @@ STEPS = {
     "counts": [sys.executable, "scripts/counts.py"],
     "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
-    "pure": ["cargo", "test", "--quiet", "--lib", *(word for crate in PURE for word in ("-p", f"rampool-{crate}"))],
+    "pure": [
+        "cargo",
+        "test",
+        "--quiet",
+        "--lib",
+        *(word for crate in PURE for word in ("-p", f"rampool-{crate}")),
+    ],
     "build": [sys.executable, "tests/python/run.py", "--build"],
     "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
     "installed": [sys.executable, "tests/install/run.py", "--reduced"],
@@ -93,13 +101,19 @@ def io_uring():
 
 def has_mpi4py():
     tried = [str(ROOT / ".venv/bin/python"), "python3"]
-    return any(os.access(shutil.which(python) or "", os.X_OK) and subprocess.run([python, "-c", "from mpi4py import MPI"], capture_output=True).returncode == 0 for python in tried)
+    return any(
+        os.access(shutil.which(python) or "", os.X_OK)
+        and subprocess.run([python, "-c", "from mpi4py import MPI"], capture_output=True).returncode == 0
+        for python in tried
+    )
 
 
 def has_nbd_clients():
     """Whether they are here, or could be: as root on Debian they are a command away."""
     could_be = os.geteuid() == 0 and shutil.which("apt-get") is not None
-    return could_be or all(map(shutil.which, ["nbdcopy", "nbdinfo", "nbdfuse", "qemu-img", "qemu-io", "nbdkit"]))
+    return could_be or all(
+        map(shutil.which, ["nbdcopy", "nbdinfo", "nbdfuse", "qemu-img", "qemu-io", "nbdkit"])
+    )
 
 
 def features_here():
@@ -125,7 +139,9 @@ def features_here():
         "nbd-clients": has_nbd_clients(),
         # As root on Debian they are a command away.
         "allocators": os.geteuid() == 0 and shutil.which("apt-get") is not None,
-        "fuse": os.path.exists("/dev/fuse") and os.geteuid() == 0 and any(map(shutil.which, ["fusermount3", "fusermount"])),
+        "fuse": os.path.exists("/dev/fuse")
+        and os.geteuid() == 0
+        and any(map(shutil.which, ["fusermount3", "fusermount"])),
     }
 
 
@@ -146,7 +162,8 @@ MOST_REPEATED = 15
 
 
 class Failures:
-    """The failures in the output of `cargo test`, which come in the middle of it. (The suites of programs repeat their own at their end.)"""
+    """The failures in the output of `cargo test`, which come in the middle of it. (The suites of programs
+    repeat their own at their end.)"""
 
     def __init__(self):
         self.found, self.inside = {}, None
@@ -173,12 +190,22 @@ class Failures:
 
 
 def run(name, skips_file, say):
-    """Runs one step; `say` gets its output, line by line, as it comes. Returns how many tests passed, and what is wrong, or None."""
+    """Runs one step; `say` gets its output, line by line, as it comes. Returns how many tests passed, and
+    what is wrong, or None."""
     command = STEPS[name]
     if not all(pathlib.Path(ROOT, part).exists() for part in command if part.endswith(".py")):
         return 0, f"{name}: {command[1]} is missing"
     env = dict(os.environ, RAMPOOL_SKIPS=skips_file, RAMPOOL_BIN=f"{BINARIES}/rampool")
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     watchdog = threading.Timer(LIMIT_S, process.kill)
     watchdog.start()
     passed, ignored, failures = 0, 0, Failures()
@@ -219,7 +246,10 @@ class Steps:
         with tempfile.NamedTemporaryFile("r", prefix="rampool-skips-") as skips:
             for name in self.names:
                 started = time.monotonic()
-                self.say(f"==> {name}: {' '.join(pathlib.Path(p).name if p == sys.executable else p for p in STEPS[name])}\n")
+                self.say(
+                    f"==> {name}: "
+                    f"{' '.join(pathlib.Path(p).name if p == sys.executable else p for p in STEPS[name])}\n"
+                )
                 tests, wrong = run(name, skips.name, self.say)
                 lines = skips.read().splitlines()
                 self.passed, self.skipped = self.passed + tests, self.skipped + len(lines)
@@ -239,7 +269,10 @@ def main():
         sys.exit(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
     began, later = time.monotonic(), []
     apart = "unit" in wanted
-    here = Steps([name for name in wanted if not (apart and name in BESIDE)], lambda text: print(text, end="", flush=True))
+    here = Steps(
+        [name for name in wanted if not (apart and name in BESIDE)],
+        lambda text: print(text, end="", flush=True),
+    )
     beside = Steps([name for name in wanted if apart and name in BESIDE], later.append)
     before = Steps([name for name in here.names if apart and name != "unit"], here.say)
     here.names = [name for name in here.names if name not in before.names]
@@ -254,7 +287,11 @@ def main():
     if wrong := [line for steps in every for line in steps.wrong]:
         sys.exit("\n".join(f"FAILED {line}" for line in wrong))
     passed, skipped = sum(steps.passed for steps in every), sum(steps.skipped for steps in every)
-    print(f"everything asked for passed in {time.monotonic() - began:.0f} s\n{passed} passed, 0 failed, {skipped} skipped", flush=True)
+    print(
+        f"everything asked for passed in {time.monotonic() - began:.0f} s\n{passed} passed, 0 failed, "
+        f"{skipped} skipped",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

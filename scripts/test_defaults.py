@@ -50,7 +50,10 @@ class Reading(unittest.TestCase):
 
     def test_formatting_and_comments_do_not_count(self):
         other = SOURCE.replace("from_micros(5_000)", "from_micros(\n    5000, // five ms\n)")
-        other = other.replace("Self { spin: Duration::from_micros(100), follow_faults: true }", "Self {\n  /* long */ spin: Duration::from_micros(100),\n  follow_faults: true,\n}")
+        other = other.replace(
+            "Self { spin: Duration::from_micros(100), follow_faults: true }",
+            "Self {\n  /* long */ spin: Duration::from_micros(100),\n  follow_faults: true,\n}",
+        )
         self.assertNotEqual(other, SOURCE)
         self.assertEqual(read(other), read(SOURCE))
 
@@ -76,7 +79,9 @@ class Complaining(unittest.TestCase):
     """With the source as it is, and with one constant of it changed."""
 
     def setUp(self):
-        self.found = {name: {"defaults": defaults.defaults(groups)} for name, (groups, _) in defaults.PARTS.items()}
+        self.found = {
+            name: {"defaults": defaults.defaults(groups)} for name, (groups, _) in defaults.PARTS.items()
+        }
 
     def test_what_is_measured_with_these_defaults_is_fine(self):
         self.assertEqual(defaults.complaints(self.found, set()), [])
@@ -93,7 +98,9 @@ class Complaining(unittest.TestCase):
 
     def test_files_without_a_record_or_missing_are_told_unless_excepted(self):
         del self.found["miss"], self.found["fit"]["defaults"]
-        self.assertEqual([line.split(":")[0] for line in defaults.complaints(self.found, set())], ["fit", "miss"])
+        self.assertEqual(
+            [line.split(":")[0] for line in defaults.complaints(self.found, set())], ["fit", "miss"]
+        )
         self.assertEqual(defaults.complaints(self.found, {"fit", "miss"}), [])
 
     def test_an_exception_that_is_measured_must_go(self):

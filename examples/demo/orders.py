@@ -1,4 +1,5 @@
-"""A database in memory: fills a table, scans it, groups it, looks rows up at random. Prints what it found; the same arguments give the same answers."""
+"""A database in memory: fills a table, scans it, groups it, looks rows up at random. Prints what it found;
+the same arguments give the same answers."""
 
 import random
 import sqlite3
@@ -14,10 +15,15 @@ db.executemany(
 )
 print("rows, cents", *db.execute("SELECT count(*), sum(cents) FROM orders").fetchone())
 print("bytes of notes", *db.execute("SELECT sum(length(note)) FROM orders").fetchone())
-for customer, cents in db.execute("SELECT customer, sum(cents) AS all_cents FROM orders GROUP BY customer ORDER BY all_cents DESC, customer LIMIT 3"):
+for customer, cents in db.execute(
+    "SELECT customer, sum(cents) AS all_cents FROM orders GROUP BY customer ORDER BY all_cents DESC, "
+    "customer LIMIT 3"
+):
     print("customer", customer, "cents", cents)
 found = 0
 for _ in range(lookups):
-    cents, note = db.execute("SELECT cents, note FROM orders WHERE id = ?", (random.randrange(rows),)).fetchone()
+    cents, note = db.execute(
+        "SELECT cents, note FROM orders WHERE id = ?", (random.randrange(rows),)
+    ).fetchone()
     found = (found * 31 + cents + note[cents % 400]) % (1 << 61)
 print("look-ups", lookups, "checksum", found)

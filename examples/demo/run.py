@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The main job, small: a database in memory with everything local, then with a quarter of its memory local and the rest on two memory servers, one of which is killed.
+"""The main job, small: a database in memory with everything local, then with a quarter of its memory local
+and the rest on two memory servers, one of which is killed.
 
-The database is SQLite in an unmodified Python (orders.py); the servers are processes of their own, reached over TCP. Both runs must give the same answer.
-Python's standard library only.
+The database is SQLite in an unmodified Python (orders.py); the servers are processes of their own, reached
+over TCP. Both runs must give the same answer. Python's standard library only.
 """
 
 import argparse
@@ -29,14 +30,18 @@ class Failure(Exception):
 
 
 def binary():
-    path = pathlib.Path(os.environ.get("RAMPOOL_BIN") or pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/rampool")
+    path = pathlib.Path(
+        os.environ.get("RAMPOOL_BIN")
+        or pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/rampool"
+    )
     if not path.exists():
         raise Failure(f"{path} is not built: run `make build`")
     return str(path)
 
 
 def run(command, meanwhile=None):
-    """Seconds, peak resident bytes of the process, its output, what it said on standard error. `meanwhile`: seconds, and what is done after them."""
+    """Seconds, peak resident bytes of the process, its output, what it said on standard error. `meanwhile`:
+    seconds, and what is done after them."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     watchdog = threading.Timer(LIMIT_S, process.kill)
@@ -60,7 +65,12 @@ def run(command, meanwhile=None):
 
 def start_server(rampool, memory):
     """A memory server on a port of the system's choice, and its address."""
-    server = subprocess.Popen([rampool, "serve", "--memory", f"{memory}M", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    server = subprocess.Popen(
+        [rampool, "serve", "--memory", f"{memory}M", "--listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     if not select.select([server.stdout], [], [], 30)[0]:
         server.kill()
         raise Failure("the memory server did not become ready in 30 s")
@@ -107,12 +117,21 @@ def demo(rows, share):
             server, address = start_server(rampool, lent)
             servers.append(server)
             addresses.append(address)
-        lines = "".join(f"   $ {shown([rampool])} serve --memory {lent}M --listen {address}\n" for address in addresses)
+        lines = "".join(
+            f"   $ {shown([rampool])} serve --memory {lent}M --listen {address}\n" for address in addresses
+        )
         print(f"2. two memory servers\n{lines}", flush=True)
         named = [word for address in addresses for word in ("--server", address)]
-        paged = [rampool, "run", "--local", f"{local}M", "--memory", f"{lent // 2}M", *named, "--stats", "--", *program]
+        paged = [
+            rampool, "run", "--local", f"{local}M", "--memory", f"{lent // 2}M", *named, "--stats", "--",
+            *program,
+        ]
         middle = native_s * 0.75
-        print(f"3. {share:.0%} of its memory local, the rest on the servers; one of them is killed after {middle:.1f} s\n   $ {shown(paged)}", flush=True)
+        print(
+            f"3. {share:.0%} of its memory local, the rest on the servers; one of them is killed after "
+            f"{middle:.1f} s\n   $ {shown(paged)}",
+            flush=True,
+        )
         paged_s, _, paged_output, summary = run(paged, (middle, servers[1].kill))
     finally:
         for server in servers:
@@ -150,7 +169,9 @@ def demo(rows, share):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=300_000, help="rows of the table, 400 bytes each")
-    parser.add_argument("--local", type=float, default=0.25, help="share of the program's memory that stays local")
+    parser.add_argument(
+        "--local", type=float, default=0.25, help="share of the program's memory that stays local"
+    )
     arguments = parser.parse_args()
     try:
         demo(arguments.rows, arguments.local)

@@ -52,7 +52,8 @@ pub fn run(direct: &mut Direct, rows: u64) -> Result<Ran, Box<dyn Error>> {
     let sales = 16 * rows;
     let (there, here, bytes) = for_each_key(direct, sales)?;
     let says = format!(
-        "{count} of {rows} orders cost more than 5000, {sum} together: {travelled} bytes of a table of {} travelled, in {took:?}; {sales} sales by {CUSTOMERS} customers: {bytes} bytes travelled, in \
+        "{count} of {rows} orders cost more than 5000, {sum} together: {travelled} bytes of a table of {} \
+         travelled, in {took:?}; {sales} sales by {CUSTOMERS} customers: {bytes} bytes travelled, in \
          {there:?}, and {here:?} where both columns do",
         rows * ROW_BYTES
     );

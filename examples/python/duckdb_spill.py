@@ -13,7 +13,10 @@ with rampool.connect(memory="1G") as pool:
     connection.register_filesystem(rampool.fsspec.filesystem(pool))
     connection.execute("SET memory_limit = '100MB'; SET threads = 2; SET temp_directory = 'rampool://spill'")
     rows = 8_000_000
-    ordered = f"SELECT i, h, lag(h) OVER (ORDER BY h) AS before FROM (SELECT i, hash(i) AS h FROM range({rows}) r(i))"
+    ordered = (
+        f"SELECT i, h, lag(h) OVER (ORDER BY h) AS before FROM (SELECT i, hash(i) AS h FROM range({rows}) "
+        "r(i))"
+    )
     count, wrong = connection.execute(
         f"SELECT count(*), count(*) FILTER (before > h) FROM ({ordered})"
     ).fetchone()

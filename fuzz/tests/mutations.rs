@@ -485,7 +485,9 @@ fn memory_of_a_forked_child() {
 
 #[test]
 fn files_of_dlmm() {
-    let paper = b"calhost    2048 // 2GB compute node\nmemhost1   2048 // 2GB memory server 1\nmemhost2   4096 // 4GB memory server 2\n";
+    let paper = b"calhost    2048 // 2GB compute node\n\
+                  memhost1   2048 // 2GB memory server 1\n\
+                  memhost2   4096 // 4GB memory server 2\n";
     let other = b"// the cluster\n\n  a\t16//x\r\n//b 17\nlocalhost:7001 18\n[::1]:7002 17592186044415";
     let options = b"prog 100 -- -n 4 -f my.conf";
     drive(rampool_fuzz::dlmm, &[&paper[..], other, options].map(<[u8]>::to_vec), 100_000);

@@ -1,8 +1,9 @@
-/* A program that uses more memory than the machine has, and checks every byte of it: larger MIB ROUNDS. With 0 rounds it fills its memory once and
- * checks it for ever.
+/* A program that uses more memory than the machine has, and checks every byte of it: larger MIB ROUNDS. With
+ * 0 rounds it fills its memory once and checks it for ever.
  *
- * Every page is filled from its number and the round, a sixteenth of it with bytes that do not pack. It ends with 0 where all bytes were right, 3 where
- * one was not. A page that cannot be had again ends it by SIGBUS. */
+ * Every page is filled from its number and the round, a sixteenth of it with bytes that do not pack. It ends
+ * with 0 where all bytes were right, 3 where one was not. A page that cannot be had again ends it by
+ * SIGBUS. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -31,7 +32,8 @@ int main(int argc, char **argv)
 {
     size_t pages = (argc > 1 ? strtoul(argv[1], NULL, 10) : 512) * 256;
     int rounds = argc > 2 ? atoi(argv[2]) : 2;
-    uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint64_t *memory =
+        mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     static uint64_t expected[WORDS];
 
     if (memory == MAP_FAILED) {

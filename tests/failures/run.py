@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is slow or corrupts data, unauthenticated peers connect.
+"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is
+slow or corrupts data, unauthenticated peers connect.
 
-The program of most tests checks its own memory without end. So whatever happens, it may go on correctly, or end with exit code 74 and a message that names the
-server. It may not hang, and it may not see a wrong byte (its own exit code 3).
+The program of most tests checks its own memory without end. So whatever happens, it may go on correctly, or
+end with exit code 74 and a message that names the server. It may not hang, and it may not see a wrong byte
+(its own exit code 3).
 """
 
 import contextlib
@@ -44,7 +46,12 @@ def free_bytes(address, *options):
 
 def steady(world, servers, *, local=16 * MIB, options=(), mib=32):
     """A program that pages its memory out, and checks it for ever. Returns when it has begun."""
-    running = world.start([built("processes"), mib, "steady"], local=local, servers=servers, options=["--memory", "400M", *options])
+    running = world.start(
+        [built("processes"), mib, "steady"],
+        local=local,
+        servers=servers,
+        options=["--memory", "400M", *options],
+    )
     running.wait_for("steady", 60)
     return running
 
@@ -57,7 +64,13 @@ def must_be_lost(outcome, name):
 def still_serves(world, server, options=()):
     # A client that was lost without leaving keeps its lease for the grace time.
     wait_until("room for another lease", lambda: free_bytes(server.address, *options) >= 300 * MIB)
-    outcome = world.run([built("processes"), 32, "exit-42"], local=16 * MIB, servers=[server], options=["--memory", "300M", *options], timeout=60)
+    outcome = world.run(
+        [built("processes"), 32, "exit-42"],
+        local=16 * MIB,
+        servers=[server],
+        options=["--memory", "300M", *options],
+        timeout=60,
+    )
     check(outcome.code == 42, f"the server does not serve others any more: {outcome.said()}\n{server.said()}")
 
 
@@ -76,7 +89,9 @@ def server_is_killed(world, scale):
 def server_is_killed_in_the_middle_of_the_first_pages(world, scale):
     for round_ in range(scale.pick(10, 2)):
         server = world.serve("2G")
-        running = world.start([built("processes"), 64, "steady"], local=16 * MIB, servers=[server], options=["--memory", "400M"])
+        running = world.start(
+            [built("processes"), 64, "steady"], local=16 * MIB, servers=[server], options=["--memory", "400M"]
+        )
         running.managed_pids()
         time.sleep(random.Random(scale.seed + round_).random() * 0.1)
         server.kill()
@@ -87,7 +102,12 @@ def server_is_killed_in_the_middle_of_the_first_pages(world, scale):
 def server_is_killed_under_a_family(world, scale):
     """Parents, children and threads: all of them end, and none hangs."""
     server = world.serve("900M")
-    running = world.start([built("processes"), 64, "fork-threads"], local=16 * MIB, servers=[server], options=["--memory", "800M"])
+    running = world.start(
+        [built("processes"), 64, "fork-threads"],
+        local=16 * MIB,
+        servers=[server],
+        options=["--memory", "800M"],
+    )
     running.managed_pids(2, 60)
     server.kill()
     outcome = running.finish(60)
@@ -97,7 +117,11 @@ def server_is_killed_under_a_family(world, scale):
     check(server.address in outcome.err, f"no message names the server: {outcome.said()}")
     left = [p for p in procs.descendants(os.getpid()) if "processes" in procs.command_of(p)]
     if left:
-        wait_until("every process of the family ended", lambda: not [p for p in left if os.path.exists(f"/proc/{p}")], 40)
+        wait_until(
+            "every process of the family ended",
+            lambda: not [p for p in left if os.path.exists(f"/proc/{p}")],
+            40,
+        )
 
 
 @suite.test()
@@ -158,7 +182,9 @@ def every_server_lost_with_a_backup(world, scale):
         for _ in range(5):
             server = world.serve("900M")
             argv = [built("torture"), scale.seed % (1 << 30), 8192, 4, steps, 20]
-            running = world.start(argv, local=10 * MIB, servers=[server], options=["--memory", "800M", *options])
+            running = world.start(
+                argv, local=10 * MIB, servers=[server], options=["--memory", "800M", *options]
+            )
             running.managed_pids(timeout=60)
             time.sleep(0.5)
             server.kill()
@@ -210,11 +236,19 @@ def a_job_starts_while_a_server_is_down(world, scale):
         servers = [world.serve("900M", name=f"server{n}") for n in range(2)]
         servers[down].kill()
         running = steady(world, servers)
-        check(f"server {servers[down].address} is not there" in running.said(), f"it is not said: {running.said()}")
+        check(
+            f"server {servers[down].address} is not there" in running.said(),
+            f"it is not said: {running.said()}",
+        )
         time.sleep(1)
         for command in (["top", "--once"], ["status", "--server", servers[1 - down].address]):
-            said = subprocess.run([rampool_binary(), *command], stdout=subprocess.PIPE, timeout=60, check=False).stdout.decode()
-            check("of 2 copies of each page" in said and f"server {servers[down].address} is not there" in said, f"{command}: {said}")
+            said = subprocess.run(
+                [rampool_binary(), *command], stdout=subprocess.PIPE, timeout=60, check=False
+            ).stdout.decode()
+            check(
+                "of 2 copies of each page" in said and f"server {servers[down].address} is not there" in said,
+                f"{command}: {said}",
+            )
         servers[down] = world.serve("900M", listen=servers[down].address, name="late")
         wait_until("two copies", lambda: AGAIN in running.said() or running.ended(), 60)
         servers[1 - down].kill()
@@ -227,8 +261,13 @@ def a_job_starts_while_a_server_is_down(world, scale):
     gone = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     there = world.serve("900M")
     for servers, options in (([there, gone[0]], ["--copies", 1]), (gone, [])):
-        outcome = world.run(["true"], local=16 * MIB, servers=servers, options=["--memory", "100M", *options], timeout=60)
-        check(outcome.code == REFUSED and any(name in outcome.err for name in gone), f"{outcome.code} {outcome.said()}")
+        outcome = world.run(
+            ["true"], local=16 * MIB, servers=servers, options=["--memory", "100M", *options], timeout=60
+        )
+        check(
+            outcome.code == REFUSED and any(name in outcome.err for name in gone),
+            f"{outcome.code} {outcome.said()}",
+        )
 
 
 @suite.test(waits=True)
@@ -246,12 +285,18 @@ def both_copies_are_lost(world, scale):
 
 @suite.test()
 def a_loss_while_the_other_server_is_behind_costs_what_is_touched(world, scale):
-    """One server stops and misses pages. When it is back, the other one stops, so it cannot catch up, and is killed. Only who touches those pages ends."""
+    """One server stops and misses pages. When it is back, the other one stops, so it cannot catch up, and is
+    killed. Only who touches those pages ends."""
     for touches in (0, 1):
         behind, dies = (world.serve("900M", name=f"{name}{touches}") for name in ("behind", "dies"))
         steps = world.dir / f"steps{touches}"
         steps.mkdir()
-        running = world.start([built("behind"), steps, touches], local=16 * MIB, servers=[behind, dies], options=["--memory", "400M"])
+        running = world.start(
+            [built("behind"), steps, touches],
+            local=16 * MIB,
+            servers=[behind, dies],
+            options=["--memory", "400M"],
+        )
         running.wait_for("stored")
         behind.process.send_signal(signal.SIGSTOP)
         (steps / "1").touch()
@@ -267,7 +312,10 @@ def a_loss_while_the_other_server_is_behind_costs_what_is_touched(world, scale):
         if touches:
             must_be_lost(outcome, "had not caught up")
         else:
-            check(outcome.code == 0 and "all right" in outcome.text(), f"it ends with {outcome.code}: {outcome.said()}")
+            check(
+                outcome.code == 0 and "all right" in outcome.text(),
+                f"it ends with {outcome.code}: {outcome.said()}",
+            )
 
 
 @suite.test()
@@ -276,9 +324,14 @@ def two_copies_that_do_not_fit(world, scale):
     servers = [world.serve("300M", name=name) for name in ("first", "second")]
     program = [built("processes"), 32, "exit-42"]
     outcome = world.run(program, local=16 * MIB, servers=servers, options=["--memory", "400M"], timeout=60)
-    check(outcome.code == 42 and "no room for 2" in outcome.err, f"it ends with {outcome.code}: {outcome.said()}")
+    check(
+        outcome.code == 42 and "no room for 2" in outcome.err,
+        f"it ends with {outcome.code}: {outcome.said()}",
+    )
     wait_until("room again", lambda: all(free_bytes(server.address) >= 290 * MIB for server in servers))
-    outcome = world.run(program, local=16 * MIB, servers=servers, options=["--memory", "400M", "--copies", 2], timeout=60)
+    outcome = world.run(
+        program, local=16 * MIB, servers=servers, options=["--memory", "400M", "--copies", 2], timeout=60
+    )
     check(outcome.code == REFUSED, f"it ends with {outcome.code}: {outcome.said()}")
 
 
@@ -295,7 +348,12 @@ def server_stops_and_does_not_answer(world, scale):
 @suite.test()
 def server_pauses_shorter_than_the_deadline(world, scale):
     server = world.serve("2G")
-    running = world.start([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[server], options=["--memory", "450M"])
+    running = world.start(
+        [built("processes"), 64, "fork-isolation"],
+        local=16 * MIB,
+        servers=[server],
+        options=["--memory", "450M"],
+    )
     running.managed_pids()
     for _ in range(scale.pick(10, 3)):
         server.process.send_signal(signal.SIGSTOP)
@@ -335,19 +393,25 @@ assert right()
 
 @suite.test()
 def programs_fork_while_their_server_stops(world, scale):
-    """Members of a lease are served until the time to drain is over; new clients are refused, and the server reports it."""
+    """Members of a lease are served until the time to drain is over; new clients are refused, and the server
+    reports it."""
     server = world.serve("900M", "--drain-ms", 60_000)
     script = world.dir / "forks.py"
     script.write_text(FORKS_WHEN_TOLD)
     read_end, write_end = os.pipe()
-    running = world.start(["python3", script], local=16 * MIB, servers=[server], options=["--memory", "700M"], stdin=read_end)
+    running = world.start(
+        ["python3", script], local=16 * MIB, servers=[server], options=["--memory", "700M"], stdin=read_end
+    )
     os.close(read_end)
     running.wait_for("up", 60)
     server.process.terminate()
     answer = lambda: status(server.address)
     wait_until("the server says that it stops", lambda: answer()["draining"])
     refused = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "100M"], timeout=60)
-    check(refused.code == REFUSED and "the server is stopping" in refused.err, f"{refused.code} {refused.said()}")
+    check(
+        refused.code == REFUSED and "the server is stopping" in refused.err,
+        f"{refused.code} {refused.said()}",
+    )
     os.write(write_end, b"x")
     os.close(write_end)
     outcome = running.finish(60)
@@ -360,10 +424,21 @@ def child_without_a_connection_sees_no_zeroes(world, scale):
     """A program that runs already and cannot be served ends with a reason, whatever it reads meanwhile."""
     for _ in range(scale.pick(20, 3)):
         server = world.serve("900M", "--max-connections", 2)
-        outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[server], options=["--memory", "450M", "--op-deadline-ms", 500], timeout=60)
+        outcome = world.run(
+            [built("processes"), 64, "fork-isolation"],
+            local=16 * MIB,
+            servers=[server],
+            options=["--memory", "450M", "--op-deadline-ms", 500],
+            timeout=60,
+        )
         # The parent says that its child ended with 74.
-        check(outcome.code == 3 and "a child ended with 0x4a00" in outcome.err, f"{outcome.code} {outcome.said()}")
-        check("as many connections as it allows" in outcome.err and "wrong" not in outcome.err, outcome.said())
+        check(
+            outcome.code == 3 and "a child ended with 0x4a00" in outcome.err,
+            f"{outcome.code} {outcome.said()}",
+        )
+        check(
+            "as many connections as it allows" in outcome.err and "wrong" not in outcome.err, outcome.said()
+        )
         server.kill()
 
 
@@ -401,15 +476,26 @@ def program_is_killed(world, scale):
     running = steady(world, [server])
     procs.kill_all(running.managed_pids())
     outcome = running.finish(30)
-    check(outcome.code == -signal.SIGKILL, f"the signal does not pass through: {outcome.code} {outcome.said()}")
+    check(
+        outcome.code == -signal.SIGKILL, f"the signal does not pass through: {outcome.code} {outcome.said()}"
+    )
     wait_until("the lease is given back", lambda: free_bytes(server.address) == total)
 
 
 @suite.test(waits=True)
 def program_takes_its_time_to_end(world, scale):
-    """The signal arrives at once. Ending may take long while the program waits for its pages: then a line says so."""
-    script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True)); print('ready', flush=True)\nwhile True: time.sleep(1)"
-    running = world.start([sys.executable, "-c", script], local=64 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
+    """The signal arrives at once. Ending may take long while the program waits for its pages: then a line
+    says so."""
+    script = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True)); "
+        "print('ready', flush=True)\nwhile True: time.sleep(1)"
+    )
+    running = world.start(
+        [sys.executable, "-c", script],
+        local=64 * MIB,
+        servers=[world.serve("64M")],
+        options=["--memory", "32M"],
+    )
     running.wait_for("ready", 60)
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("told", 60)
@@ -490,12 +576,21 @@ open(mark + ".right" if right else mark + ".wrong", "w").close()
 
 @suite.test()
 def lease_returns_with_the_end_of_the_run(world, scale):
-    """Two runs in a row that each lease all there is, also when the program was killed; the grace time is for lost connections."""
+    """Two runs in a row that each lease all there is, also when the program was killed; the grace time is for
+    lost connections."""
     server = world.serve("300M", "--grace-ms", 600_000)
     for round_ in range(scale.pick(8, 3)):
-        outcome = world.run([built("processes"), 32, "exit-42"], local=16 * MIB, servers=[server], options=["--memory", "300M"], timeout=60)
+        outcome = world.run(
+            [built("processes"), 32, "exit-42"],
+            local=16 * MIB,
+            servers=[server],
+            options=["--memory", "300M"],
+            timeout=60,
+        )
         check(outcome.code == 42 and outcome.faults() > 0, f"round {round_}: {outcome.code} {outcome.said()}")
-        running = world.start([built("processes"), 32, "steady"], local=16 * MIB, servers=[server], options=["--memory", "300M"])
+        running = world.start(
+            [built("processes"), 32, "steady"], local=16 * MIB, servers=[server], options=["--memory", "300M"]
+        )
         running.wait_for("steady", 60)
         procs.kill_all(running.managed_pids())
         outcome = running.finish(30)
@@ -521,7 +616,9 @@ def memory_of_a_process_returns_while_its_run_goes_on(world, scale):
         "    sys.stdin.read()\n"
     )
     read_end, write_end = os.pipe()
-    running = world.start(["python3", script], local=16 * MIB, servers=[server], options=["--memory", "300M"], stdin=read_end)
+    running = world.start(
+        ["python3", script], local=16 * MIB, servers=[server], options=["--memory", "300M"], stdin=read_end
+    )
     os.close(read_end)
     running.wait_for("done", 120)
     used = lambda: status(server.address)["used_bytes"]
@@ -533,7 +630,8 @@ def memory_of_a_process_returns_while_its_run_goes_on(world, scale):
 
 @suite.test()
 def daemon_keeps_its_memory(world, scale):
-    """`rampool run` ends with the program; what the program left behind goes on, and the lease ends with it."""
+    """`rampool run` ends with the program; what the program left behind goes on, and the lease ends with
+    it."""
     script = world.dir / "daemon.py"
     script.write_text(DAEMON)
     server = world.serve("400M", "--grace-ms", 600_000)
@@ -548,13 +646,29 @@ def daemon_keeps_its_memory(world, scale):
             if servers:
                 check(free_bytes(server.address) == 0, "the daemon has no lease any more")
                 refused = world.run(["true"], local=16 * MIB, servers=servers, options=options, timeout=60)
-                check(refused.code == REFUSED, f"its lease is given to others: {refused.code} {refused.said()}")
+                check(
+                    refused.code == REFUSED, f"its lease is given to others: {refused.code} {refused.said()}"
+                )
             Path(f"{mark}.go").touch()
-            wait_until("the daemon has looked", lambda: seen("right") or seen("wrong") or not os.path.exists(f"/proc/{Path(f'{mark}.pid').read_text()}"))
-            check(seen("right"), f"{when}, {'named' if servers else 'private'} server: the daemon lost its memory")
+            wait_until(
+                "the daemon has looked",
+                lambda: (
+                    seen("right")
+                    or seen("wrong")
+                    or not os.path.exists(f"/proc/{Path(f'{mark}.pid').read_text()}")
+                ),
+            )
+            check(
+                seen("right"),
+                f"{when}, {'named' if servers else 'private'} server: the daemon lost its memory",
+            )
             if servers:
                 wait_until("the lease is given back", lambda: free_bytes(server.address) == 400 * MIB, 60)
-    left = lambda: [p for p in procs.descendants(os.getpid()) if "rampool" in procs.command_of(p) and str(server.address) not in procs.command_of(p)]
+    left = lambda: [
+        p
+        for p in procs.descendants(os.getpid())
+        if "rampool" in procs.command_of(p) and str(server.address) not in procs.command_of(p)
+    ]
     wait_until("nothing is left of the runs", lambda: not left(), 60)
 
 
@@ -576,14 +690,19 @@ def pool_is_full(world, scale):
 def pool_is_too_small_for_the_lease(world, scale):
     server = world.serve("64M")
     outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "1G"])
-    check(outcome.code == REFUSED and server.address in outcome.err and "64 MiB" in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+    check(
+        outcome.code == REFUSED and server.address in outcome.err and "64 MiB" in outcome.err,
+        f"unclear: {outcome.code} {outcome.said()}",
+    )
     # Without an amount, a program gets what is free, but not from servers that have almost nothing.
     outcome = world.run(["true"], local=16 * MIB, servers=[server])
     check(outcome.code == 0, f"64 MiB are not enough: {outcome.code} {outcome.said()}")
     told = [line for line in outcome.err.splitlines() if "64 MiB free" in line and "--memory" in line]
     check(len(told) == 1, f"no message says how much it was: {outcome.said()}")
     outcome = world.run(["true"], local=16 * MIB, servers=[world.serve("2M")])
-    check(outcome.code == REFUSED and "2 MiB free" in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+    check(
+        outcome.code == REFUSED and "2 MiB free" in outcome.err, f"unclear: {outcome.code} {outcome.said()}"
+    )
 
 
 @suite.test()
@@ -611,7 +730,13 @@ def slow_peer(world, scale):
     for mode in ("slow", "narrow"):
         proxy = Proxy(server.address, scale.seed)
         proxy.delay_s, proxy.mode = 0.005, mode
-        outcome = world.run([built("processes"), 24, "exit-42"], local=16 * MIB, servers=[proxy.address], options=["--memory", "240M"], timeout=300)
+        outcome = world.run(
+            [built("processes"), 24, "exit-42"],
+            local=16 * MIB,
+            servers=[proxy.address],
+            options=["--memory", "240M"],
+            timeout=300,
+        )
         check(outcome.code == 42 and proxy.passed > MIB, f"{mode}: {outcome.code} {outcome.said()}")
         proxy.close()
 
@@ -631,7 +756,12 @@ def link_is_cut_for_a_moment(world, scale):
     server = world.serve("2G")
     proxy = Proxy(server.address, scale.seed)
     random_ = random.Random(scale.seed)
-    running = world.start([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[proxy.address], options=["--memory", "450M"])
+    running = world.start(
+        [built("processes"), 64, "fork-isolation"],
+        local=16 * MIB,
+        servers=[proxy.address],
+        options=["--memory", "450M"],
+    )
     running.managed_pids()
     cuts = 0
     while not running.ended() and cuts < scale.pick(60, 12):
@@ -640,7 +770,10 @@ def link_is_cut_for_a_moment(world, scale):
         cuts += 1
     outcome = running.finish(120)
     check(outcome.code == 0, f"after {cuts} short cuts it ends with {outcome.code}: {outcome.said()}")
-    check("member reconnected" in server.said(100_000), f"no member reconnected after {cuts} cuts: {server.said()}")
+    check(
+        "member reconnected" in server.said(100_000),
+        f"no member reconnected after {cuts} cuts: {server.said()}",
+    )
     # One that lasts longer than the server is waited for ends the program.
     running = steady(world, [proxy.address], options=["--op-deadline-ms", 1500])
     threading.Thread(target=proxy.interrupt, args=(20,), daemon=True).start()
@@ -694,7 +827,10 @@ def link_is_cut_in_a_network_namespace(world, scale):
         subprocess.run([rampool_binary(), "key", key], check=True, stdout=subprocess.DEVNULL, timeout=20)
         server = world.serve("2G", "--key-file", key, listen=f"{here}:{free_port()}")
         running = world.start(
-            ["ip", "netns", "exec", name, rampool_binary(), "run", "--local", "16M", "--server", server.address, "--key-file", key, "--memory", "400M", "--", built("processes"), 32, "steady"],
+            [
+                "ip", "netns", "exec", name, rampool_binary(), "run", "--local", "16M", "--server",
+                server.address, "--key-file", key, "--memory", "400M", "--", built("processes"), 32, "steady",
+            ],
         )
         running.wait_for("steady", 60)
         # For three seconds, then a reset by the kernel if it can do that: the program goes on.
@@ -703,11 +839,19 @@ def link_is_cut_in_a_network_namespace(world, scale):
         time.sleep(3)
         ip("-n", name, "link", "set", f"{name}b", "up")
         before = seen()
-        wait_until("the program goes on after three seconds without a link", lambda: seen() > before or running.ended(), 30)
+        wait_until(
+            "the program goes on after three seconds without a link",
+            lambda: seen() > before or running.ended(),
+            30,
+        )
         cut = ["ip", "netns", "exec", name, "ss", "-K", "dst", here]
         subprocess.run(cut, check=False, timeout=20, capture_output=True)
         before = seen()
-        wait_until("the program goes on after its connections were killed", lambda: seen() > before or running.ended(), 30)
+        wait_until(
+            "the program goes on after its connections were killed",
+            lambda: seen() > before or running.ended(),
+            30,
+        )
         check(not running.ended(), f"it did not survive a short cut: {running.said()[-1500:]}")
         if "member reconnected" not in server.said(100_000):
             scale.note("this machine has no `ss -K`")
@@ -729,10 +873,16 @@ def link_changes_bits(world, scale):
         if not ended:
             procs.kill_all(running.managed_pids())
         outcome = running.finish(60)
-        check(" should be " not in outcome.err and "ballast" not in outcome.err and outcome.code != 3, f"wrong data: {outcome.said()}")
+        check(
+            " should be " not in outcome.err and "ballast" not in outcome.err and outcome.code != 3,
+            f"wrong data: {outcome.said()}",
+        )
         if ended:
             must_be_lost(outcome, proxy.address)
-        scale.note(f"seed {scale.seed + round_}: {proxy.corrupted} bits, the program {'ended with an error' if ended else 'went on'}")
+        scale.note(
+            f"seed {scale.seed + round_}: {proxy.corrupted} bits, the program "
+            f"{'ended with an error' if ended else 'went on'}"
+        )
         proxy.close()
 
 
@@ -746,13 +896,24 @@ def wrong_key(world, scale):
         subprocess.run([rampool_binary(), "key", key], check=True, stdout=subprocess.DEVNULL, timeout=20)
     server = world.serve("2G", "--key-file", keys[0])
     for options in (["--key-file", keys[1]], []):
-        outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "100M", *options], timeout=60)
-        check(outcome.code == REFUSED and server.address in outcome.err and "key" in outcome.err.lower(), f"unclear: {outcome.code} {outcome.said()}")
+        outcome = world.run(
+            ["true"], local=16 * MIB, servers=[server], options=["--memory", "100M", *options], timeout=60
+        )
+        check(
+            outcome.code == REFUSED and server.address in outcome.err and "key" in outcome.err.lower(),
+            f"unclear: {outcome.code} {outcome.said()}",
+        )
     check("key" in server.said(4000).lower(), f"the log does not say why: {server.said()}")
     still_serves(world, server, ["--key-file", keys[0]])
     # The other way round: a key, where the server wants none.
     open_server = world.serve("2G")
-    outcome = world.run(["true"], local=16 * MIB, servers=[open_server], options=["--memory", "100M", "--key-file", keys[0]], timeout=60)
+    outcome = world.run(
+        ["true"],
+        local=16 * MIB,
+        servers=[open_server],
+        options=["--memory", "100M", "--key-file", keys[0]],
+        timeout=60,
+    )
     check(outcome.code in (0, REFUSED), f"unclear: {outcome.code} {outcome.said()}")
     still_serves(world, open_server)
 
@@ -788,7 +949,9 @@ def garbage_at_the_server(world, scale):
 
     thread = threading.Thread(target=record)
     thread.start()
-    outcome = world.run(["true"], local=16 * MIB, servers=[f"127.0.0.1:{recorder.getsockname()[1]}"], timeout=60)
+    outcome = world.run(
+        ["true"], local=16 * MIB, servers=[f"127.0.0.1:{recorder.getsockname()[1]}"], timeout=60
+    )
     check(outcome.code == REFUSED, f"a server that hangs up at once: {outcome.code} {outcome.said()}")
     thread.join(30)
     recorder.close()
@@ -798,7 +961,9 @@ def garbage_at_the_server(world, scale):
         one = bytearray(said[0])
         one[at] ^= 1 << rng.randrange(8)
         damaged.append(bytes(one))
-    for message in [*unauthenticated_messages(scale.seed), *damaged, said[0][:-1], said[0] + rng.randbytes(5000)]:
+    for message in [
+        *unauthenticated_messages(scale.seed), *damaged, said[0][:-1], said[0] + rng.randbytes(5000)
+    ]:
         with socket.create_connection((host, int(port)), 10) as s:
             s.settimeout(0.05)
             try:
@@ -842,7 +1007,9 @@ def garbage_from_the_server(world, scale):
 def server_that_never_answers(world, scale):
     silent = socket.create_server(("127.0.0.1", 0), backlog=8)
     address = f"127.0.0.1:{silent.getsockname()[1]}"
-    outcome = world.run(["true"], local=16 * MIB, servers=[address], options=["--op-deadline-ms", 2000], timeout=60)
+    outcome = world.run(
+        ["true"], local=16 * MIB, servers=[address], options=["--op-deadline-ms", 2000], timeout=60
+    )
     check(outcome.code == REFUSED and address in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
     silent.close()
 
@@ -856,36 +1023,70 @@ def programs_that_cannot_work_are_refused(world, scale):
     source.write_text("int main(void) { return 0; }\n")
     subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)
     server = world.serve("64M")
-    cases = (([binary], REFUSED, "static"), (["/no/such/program"], NOT_THERE, "no such"), (["no-such-program"], NOT_THERE, "PATH"), ([source], NOT_EXECUTABLE, "cannot run"))
+    cases = (
+        ([binary], REFUSED, "static"), (["/no/such/program"], NOT_THERE, "no such"),
+        (["no-such-program"], NOT_THERE, "PATH"), ([source], NOT_EXECUTABLE, "cannot run"),
+    )
     for argv, code, why in cases:
         outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M"])
         check(outcome.code == code and why in outcome.err, f"{argv}: {outcome.code} {outcome.said()}")
         if code != REFUSED:
-            natively = subprocess.run(["env", *map(str, argv)], stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
+            natively = subprocess.run(
+                ["env", *map(str, argv)], stderr=subprocess.DEVNULL, timeout=60, check=False
+            ).returncode
             check(natively == code, f"{argv}: after `env` it is {natively}")
-    outcome = subprocess.run([rampool_binary(), "launch", "-n", "2", "/no/such/program"], stderr=subprocess.PIPE, timeout=60, check=False)
-    check(outcome.returncode == NOT_THERE and b"cannot start /no/such/program" in outcome.stderr, f"launch: {outcome}")
+    outcome = subprocess.run(
+        [rampool_binary(), "launch", "-n", "2", "/no/such/program"],
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    check(
+        outcome.returncode == NOT_THERE and b"cannot start /no/such/program" in outcome.stderr,
+        f"launch: {outcome}",
+    )
     # A sanitizer's run-time library may be missing here; its name in the program is enough for a refusal.
     library, needs = world.dir / "liblsan.so.0", world.dir / "needs"
-    subprocess.run(["gcc", "-shared", "-Wl,-soname,liblsan.so.0", "-o", library, "-xc", "/dev/null"], check=True, timeout=60)
+    subprocess.run(
+        ["gcc", "-shared", "-Wl,-soname,liblsan.so.0", "-o", library, "-xc", "/dev/null"],
+        check=True,
+        timeout=60,
+    )
     subprocess.run(["gcc", "-Wl,--no-as-needed", "-o", needs, source, library], check=True, timeout=60)
     outcome = world.run([needs], local=16 * MIB, servers=[server], options=["--memory", "32M"])
-    check(outcome.code == REFUSED and "sanitizer (liblsan.so.0)" in outcome.err, f"{outcome.code} {outcome.said()}")
+    check(
+        outcome.code == REFUSED and "sanitizer (liblsan.so.0)" in outcome.err,
+        f"{outcome.code} {outcome.said()}",
+    )
     # What Go's compiler leaves in a program.
-    go, note = world.dir / "go", r'__asm__(".section .note.go.buildid,\"a\",@note\n.long 4, 4, 4\n.ascii \"Go\\0\\0\"\n.long 0\n.text\n");'
+    go, note = (
+        world.dir / "go",
+        r'__asm__(".section .note.go.buildid,\"a\",@note\n.long 4, 4, 4\n.ascii \"Go\\0\\0\"\n.long '
+        r'0\n.text\n");',
+    )
     source.write_text(note + "\nint main(void) { return 0; }\n")
     subprocess.run(["gcc", "-o", go, source], check=True, timeout=60)
-    outcome = world.run([go], local=16 * MIB, servers=[server], options=["--memory", "32M", "--fault-mode", "segv"])
+    outcome = world.run(
+        [go], local=16 * MIB, servers=[server], options=["--memory", "32M", "--fault-mode", "segv"]
+    )
     check(outcome.code == REFUSED and "is a Go program" in outcome.err, f"{outcome.code} {outcome.said()}")
 
 
 @suite.test()
 def an_unknown_option_is_not_the_program(world, scale):
-    for command in (["run", "--local", "16M", "--locol", "64M", "--", "true"], ["launch", "-n", "2", "--rank", "4", "true"]):
-        outcome = subprocess.run([rampool_binary(), *command], stderr=subprocess.PIPE, timeout=60, check=False)
+    for command in (
+        ["run", "--local", "16M", "--locol", "64M", "--", "true"],
+        ["launch", "-n", "2", "--rank", "4", "true"],
+    ):
+        outcome = subprocess.run(
+            [rampool_binary(), *command], stderr=subprocess.PIPE, timeout=60, check=False
+        )
         said = outcome.stderr.decode()
         option = command[3]
-        check(outcome.returncode == REFUSED and f"unexpected argument '{option}'" in said and "tip" in said, f"{command}: {outcome}")
+        check(
+            outcome.returncode == REFUSED and f"unexpected argument '{option}'" in said and "tip" in said,
+            f"{command}: {outcome}",
+        )
 
 
 @suite.test()
@@ -893,9 +1094,17 @@ def a_script_without_an_interpreter_is_the_shells(world, scale):
     script = world.dir / "script"
     script.write_text('echo "$0" "$@"; grep -c librampool_agent.so /proc/$$/maps; exit 5\n')
     script.chmod(0o755)
-    outcome = world.run([script, "one", "two words"], local=16 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
+    outcome = world.run(
+        [script, "one", "two words"],
+        local=16 * MIB,
+        servers=[world.serve("64M")],
+        options=["--memory", "32M"],
+    )
     lines = outcome.text().splitlines()
-    check(outcome.code == 5 and lines[0] == f"{script} one two words" and int(lines[1]) > 0, f"{outcome.code} {lines} {outcome.said()}")
+    check(
+        outcome.code == 5 and lines[0] == f"{script} one two words" and int(lines[1]) > 0,
+        f"{outcome.code} {lines} {outcome.said()}",
+    )
 
 
 @suite.test()
@@ -906,9 +1115,17 @@ def without_proc_a_program_goes_on_without_rampool(world, scale):
         return
     root = world.dir / "root"
     root.mkdir()
-    program = f"import os; os.chroot({str(root)!r}); os.chdir('/'); c = os.fork(); c or os._exit(7); os._exit(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]))"
-    outcome = world.run(["python3", "-c", program], local=64 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
-    check(outcome.code == 7 and outcome.err.count("runs without rampool") == 1, f"{outcome.code} {outcome.said()}")
+    program = (
+        f"import os; os.chroot({str(root)!r}); os.chdir('/'); c = os.fork(); c or os._exit(7); "
+        "os._exit(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]))"
+    )
+    outcome = world.run(
+        ["python3", "-c", program], local=64 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"]
+    )
+    check(
+        outcome.code == 7 and outcome.err.count("runs without rampool") == 1,
+        f"{outcome.code} {outcome.said()}",
+    )
 
 
 @suite.test()
@@ -925,13 +1142,18 @@ def what_does_not_start_leaves_no_lease(world, scale):
     )
     for argv, options, code, why in cases:
         outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M", *options])
-        check(outcome.code == code and why in outcome.err, f"{argv} {options}: {outcome.code} {outcome.said()}")
-        wait_until(f"the lease is back after {argv} {options}", lambda: free_bytes(server.address) == before, 30)
+        check(
+            outcome.code == code and why in outcome.err, f"{argv} {options}: {outcome.code} {outcome.said()}"
+        )
+        wait_until(
+            f"the lease is back after {argv} {options}", lambda: free_bytes(server.address) == before, 30
+        )
 
 
 @suite.test(waits=True)
 def nobody_takes_what_rampool_says(world, scale):
-    """Standard error without a reader, or on a full disk: the program's end counts, and nothing stays leased."""
+    """Standard error without a reader, or on a full disk: the program's end counts, and nothing stays
+    leased."""
     server = world.serve("64M", "--grace-ms", "600000")
     before = free_bytes(server.address)
     for options in (["--memory", "32M", "--server", server.address], []):
@@ -942,8 +1164,18 @@ def nobody_takes_what_rampool_says(world, scale):
                 read, stderr = os.pipe()
                 os.close(read)
             # Long enough for a live line.
-            command = [rampool_binary(), "run", "--local", "16M", "--stats", "--progress", *options, "--", "sh", "-c", "sleep 1; echo done; exit 3"]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, timeout=60, check=False)
+            command = [
+                rampool_binary(), "run", "--local", "16M", "--stats", "--progress", *options, "--", "sh",
+                "-c", "sleep 1; echo done; exit 3",
+            ]
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                timeout=60,
+                check=False,
+            )
             os.close(stderr)
             check((done.returncode, done.stdout) == (3, b"done\n"), f"{reader} {options}: {done}")
         wait_until("the lease is back", lambda: free_bytes(server.address) == before, 30)
@@ -951,18 +1183,33 @@ def nobody_takes_what_rampool_says(world, scale):
 
 @suite.test()
 def programs_without_the_agent_are_named(world, scale):
-    """A program that the program starts cannot be refused; it is named once, on standard error and in the summary."""
+    """A program that the program starts cannot be refused; it is named once, on standard error and in the
+    summary."""
     source, binary = world.dir / "waits.c", world.dir / "waits"
-    source.write_text("#include <unistd.h>\nint main(void) { char c; while (read(0, &c, 1) > 0) {} return 0; }\n")
+    source.write_text(
+        "#include <unistd.h>\nint main(void) { char c; while (read(0, &c, 1) > 0) {} return 0; }\n"
+    )
     subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)
     pipe = world.dir / "pipe"
     os.mkfifo(pipe)
     server = world.serve("64M")
-    running = world.start(["sh", "-c", f"{binary} < {pipe}; {binary} < /dev/null; exit 5"], local=16 * MIB, servers=[server], options=["--memory", "32M"])
+    running = world.start(
+        ["sh", "-c", f"{binary} < {pipe}; {binary} < /dev/null; exit 5"],
+        local=16 * MIB,
+        servers=[server],
+        options=["--memory", "32M"],
+    )
     with open(pipe, "w"):
-        wait_until("the static program is named", lambda: f"{binary} is statically linked" in running.err.read_text(errors="replace"), 60)
+        wait_until(
+            "the static program is named",
+            lambda: f"{binary} is statically linked" in running.err.read_text(errors="replace"),
+            60,
+        )
     outcome = running.finish(60)
-    check(outcome.code == 5 and outcome.err.count("runs without rampool") == 1, f"{outcome.code} {outcome.said()}")
+    check(
+        outcome.code == 5 and outcome.err.count("runs without rampool") == 1,
+        f"{outcome.code} {outcome.said()}",
+    )
     check(f"not managed    {binary}" in outcome.err, f"not in the summary: {outcome.said()}")
 
 
@@ -970,7 +1217,10 @@ def programs_without_the_agent_are_named(world, scale):
 def alone_with_a_private_server(world, scale):
     """No server is named: a private one serves, is killed, and the program ends with a reason."""
     outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, timeout=120)
-    check(outcome.code == 0 and "private" in outcome.err and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
+    check(
+        outcome.code == 0 and "private" in outcome.err and outcome.faults() > 0,
+        f"{outcome.code} {outcome.said()}",
+    )
     running = world.start([built("processes"), 32, "steady"], local=16 * MIB)
     running.wait_for("steady", 60)
     mine = [p for p in procs.descendants(running.process.pid) if " serve " in procs.command_of(p)]

@@ -97,7 +97,8 @@ def command_of(pid):
 
 
 def stacks(pids):
-    """Where these processes are: user stacks by gdb where it is installed, and the kernel's view in any case."""
+    """Where these processes are: user stacks by gdb where it is installed, and the kernel's view in any
+    case."""
     text = []
     for pid in pids:
         text.append(f"---- process {pid}: {command_of(pid)}")
@@ -107,14 +108,24 @@ def stacks(pids):
             name = _read(f"{base}/comm").decode(errors="replace").strip()
             state = _read(f"{base}/stat")
             state = state[state.rfind(b")") + 2 :][:1].decode()
-            text.append(f"  thread {task} ({name}) state {state} in {_read(f'{base}/wchan').decode() or '-'}; system call {_read(f'{base}/syscall').decode().strip()}")
+            text.append(
+                f"  thread {task} ({name}) state {state} in {_read(f'{base}/wchan').decode() or '-'}; system "
+                f"call {_read(f'{base}/syscall').decode().strip()}"
+            )
             kernel = _read(f"{base}/stack").decode(errors="replace").strip()
             text.extend("      " + line for line in kernel.splitlines()[:12])
         if shutil.which("gdb") and tasks:
             try:
                 done = subprocess.run(
-                    ["gdb", "-batch", "-nx", "-p", str(pid), "-ex", "set pagination off", "-ex", "thread apply all bt 24"],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=False,
+                    [
+                        "gdb", "-batch", "-nx", "-p", str(pid), "-ex", "set pagination off", "-ex",
+                        "thread apply all bt 24",
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    timeout=30,
+                    check=False,
                 )
                 lines = done.stdout.decode(errors="replace").splitlines()
                 text.extend("    " + line[:200] for line in lines if line.startswith(("#", "Thread")))

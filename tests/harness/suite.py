@@ -1,4 +1,5 @@
-"""A list of tests, run one after the other. What failed, and how, comes once more at the very end: a long log is often cut to its last lines."""
+"""A list of tests, run one after the other. What failed, and how, comes once more at the very end: a long log
+is often cut to its last lines."""
 
 import argparse
 import os
@@ -38,8 +39,12 @@ class Suite:
         parser.add_argument("--reduced", action="store_true", help="small sizes, for `make test`")
         lanes = "only those that wait more than they compute, or only the others"
         parser.add_argument("--lane", choices=["waiting", "computing"], help=lanes)
-        parser.add_argument("--only", action="append", default=[], help="tests whose name contains this; repeatable")
-        parser.add_argument("--seed", type=int, default=None, help="seed of everything random (printed by every run)")
+        parser.add_argument(
+            "--only", action="append", default=[], help="tests whose name contains this; repeatable"
+        )
+        parser.add_argument(
+            "--seed", type=int, default=None, help="seed of everything random (printed by every run)"
+        )
         parser.add_argument("--repeat", type=int, default=1)
         shuffles = "begin no test after this time, in an order that the seed gives, so that each has its turn"
         parser.add_argument("--seconds", type=float, help=shuffles)

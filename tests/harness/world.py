@@ -1,6 +1,7 @@
 """One test's world: a directory, memory servers, runs of programs natively and under `rampool run`.
 
-Every wait has a deadline. A run that passes its deadline is a hang: the stacks of all its processes go into the failure, then they are killed.
+Every wait has a deadline. A run that passes its deadline is a hang: the stacks of all its processes go into
+the failure, then they are killed.
 """
 
 import collections
@@ -67,7 +68,11 @@ def allocators():
     """The default allocator and the installed ones, with purging threads if they have any."""
     found = {"glibc": {}}
     ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    libraries = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60).stdout if ldconfig else ""
+    libraries = (
+        subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60).stdout
+        if ldconfig
+        else ""
+    )
     for name, env in PURGING.items():
         if path := re.search(rf"^\s*lib{name}\.so\.\S+ .* => (\S+)$", libraries, re.M):
             found[name] = {**env, "LD_PRELOAD": path.group(1)}
@@ -82,7 +87,8 @@ def rampool_binary():
 
 
 def untaken_ports():
-    """Ports outside the kernel's ephemeral range, so that no other process gets one before it is used. If the range covers all ports, one of them."""
+    """Ports outside the kernel's ephemeral range, so that no other process gets one before it is used. If the
+    range covers all ports, one of them."""
     lowest, kernels = 10000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     yield from random.sample(range(lowest, kernels), max(kernels - lowest, 0))
     while True:
@@ -188,37 +194,58 @@ class World:
         ready, log = self.dir / f"{name}.{number}.ready", self.dir / f"{name}.{number}.log"
         with open(log, "wb") as out:
             process = subprocess.Popen(
-                [rampool_binary(), "serve", "--memory", str(memory), "--listen", listen, "--ready-file", str(ready), *map(str, extra)],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=procs.end_with_parent,
+                [
+                    rampool_binary(), "serve", "--memory", str(memory), "--listen", listen, "--ready-file",
+                    str(ready), *map(str, extra),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                preexec_fn=procs.end_with_parent,
             )
         server = Server(process, listen, log, name)
         self.servers.append(server)
         deadline = time.monotonic() + ready_s
         while not ready.exists():
-            check(process.poll() is None, f"the memory server ended at once with {process.returncode}: {server.said()}")
-            check(time.monotonic() < deadline, f"the memory server was not ready in {ready_s} s: {server.said()}")
+            check(
+                process.poll() is None,
+                f"the memory server ended at once with {process.returncode}: {server.said()}",
+            )
+            check(
+                time.monotonic() < deadline,
+                f"the memory server was not ready in {ready_s} s: {server.said()}",
+            )
             time.sleep(0.005)
         return server
 
     def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None,
               prepare=lambda: None, stats=None, before=(), watch=False):
-        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process calls `prepare` first.
-        `stats`: a file for the counters, in place of a summary on standard error.
+        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process
+        calls `prepare` first. `stats`: a file for the counters, in place of a summary on standard error.
         `before`: a command that starts the rest of its command line. `watch`: samples the memory of its
         processes natively too; "shares" keeps all that was seen."""
         number = next(self.numbers)
         out, err = self.dir / f"{number}.out", self.dir / f"{number}.err"
         argv = [str(a) for a in argv]
         if local is not None:
-            run = [str(rampool_binary()), "run", "--local", str(local), f"--stats={stats}" if stats else "--stats"]
+            run = [
+                str(rampool_binary()), "run", "--local", str(local),
+                f"--stats={stats}" if stats else "--stats",
+            ]
             for server in servers:
                 run += ["--server", server if isinstance(server, str) else server.address]
             argv = run + [str(o) for o in (*self.always, *options)] + ["--"] + argv
         started = time.monotonic()
         with open(out, "wb") as o, open(err, "wb") as e:
             process = subprocess.Popen(
-                [*before, *argv], stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,
-                start_new_session=True, preexec_fn=lambda: (procs.end_with_parent(), prepare()),
+                [*before, *argv],
+                stdin=stdin,
+                stdout=o,
+                stderr=e,
+                env={**os.environ, **(env or {})},
+                cwd=cwd or self.dir,
+                start_new_session=True,
+                preexec_fn=lambda: (procs.end_with_parent(), prepare()),
             )
         return Running(self, process, out, err, local, started, watch)
 
@@ -291,7 +318,10 @@ class Running:
         deadline = time.monotonic() + timeout
         while text not in self.out.read_text(errors="replace"):
             if self.ended():
-                check(text in self.out.read_text(errors="replace"), f"the program ended before it said `{text}`: {self.said()[-2000:]}")
+                check(
+                    text in self.out.read_text(errors="replace"),
+                    f"the program ended before it said `{text}`: {self.said()[-2000:]}",
+                )
                 return
             if time.monotonic() > deadline:
                 self.hang(f"the program did not say `{text}` in {timeout} s")

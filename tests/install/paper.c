@@ -1,6 +1,7 @@
 /*
- * A DLM-M program as its authors write one: it takes one array, uses it, gives it back, and looks at nothing that the system returns. It knows no option of
- * the system and no name of rampool; what stands behind `--` on its command line is not its business.
+ * A DLM-M program as its authors write one: it takes one array, uses it, gives it back, and looks at nothing
+ * that the system returns. It knows no option of the system and no name of rampool; what stands behind `--`
+ * on its command line is not its business.
  */
 #include <stdio.h>
 #include <dlmm.h>

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What `make install` installs, used without the checkout: the command, the libraries, manual pages, and DLM-M's interface.
+"""What `make install` installs, used without the checkout: the command, the libraries, manual pages, and
+DLM-M's interface.
 
-The DLM-M tests have a small world of their own, network and mount namespaces in which `calhost` and `memhost1` to `memhost3` are names of one machine, so that its
-file and its commands stand here exactly as in the paper. That needs root, or user namespaces.
+The DLM-M tests have a small world of their own, network and mount namespaces in which `calhost` and
+`memhost1` to `memhost3` are names of one machine, so that its file and its commands stand here exactly as in
+the paper. That needs root, or user namespaces.
 """
 
 import os
@@ -42,14 +44,28 @@ def installed(world, destdir=""):
     """`make install` without building again; returns the prefix."""
     prefix = world.dir / "prefix"
     env = {**os.environ, "PREFIX": str(prefix), "DESTDIR": str(destdir), "TARGET": str(TARGET)}
-    done = subprocess.run([ROOT / "scripts/install.sh"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [ROOT / "scripts/install.sh"], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     check(done.returncode == 0, f"installing ends with {done.returncode}: {done.stdout}{done.stderr}")
     return prefix
 
 
 def must(argv, *, env=None, cwd=None, timeout=120):
-    done = subprocess.run([str(a) for a in argv], env={**os.environ, **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False)
-    check(done.returncode == 0, f"{' '.join(map(str, argv))} ends with {done.returncode}: {done.stdout}{done.stderr}")
+    done = subprocess.run(
+        [str(a) for a in argv],
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    check(
+        done.returncode == 0,
+        f"{' '.join(map(str, argv))} ends with {done.returncode}: {done.stdout}{done.stderr}",
+    )
     return done.stdout
 
 
@@ -72,16 +88,23 @@ def everything_in_its_place(world, scale):
     found = files(Path(f"{destdir}{prefix}"))
     version = must([TARGET / "release/rampool", "--version"]).split()[1]
     for wanted in (
-        "bin/rampool", "bin/rampool-bench", "bin/dlmm_server", "lib/rampool/librampool_agent.so", "lib/rampool/librampool_agent_io.so", "include/rampool.h", "include/dlmm.h",
-        "include/tsm.h", "include/rampool_parmacs.h", "include/rampool_mpi.h", "share/rampool/rampool.m4", "share/rampool/rampool_mpi.py",
-        "lib/librampool.so", f"lib/librampool.so.{version}", "lib/librampool.a", "lib/pkgconfig/rampool.pc", "lib/cmake/rampool/rampool-config.cmake",
-        "lib/cmake/rampool/rampool-config-version.cmake", "share/man/man1/rampool.1", "share/man/man1/rampool-run.1", "share/man/man1/rampool-serve.1",
-        "share/bash-completion/completions/rampool.bash", "share/zsh/site-functions/_rampool", "share/fish/vendor_completions.d/rampool.fish",
+        "bin/rampool", "bin/rampool-bench", "bin/dlmm_server", "lib/rampool/librampool_agent.so",
+        "lib/rampool/librampool_agent_io.so", "include/rampool.h", "include/dlmm.h", "include/tsm.h",
+        "include/rampool_parmacs.h", "include/rampool_mpi.h", "share/rampool/rampool.m4",
+        "share/rampool/rampool_mpi.py", "lib/librampool.so", f"lib/librampool.so.{version}",
+        "lib/librampool.a", "lib/pkgconfig/rampool.pc", "lib/cmake/rampool/rampool-config.cmake",
+        "lib/cmake/rampool/rampool-config-version.cmake", "share/man/man1/rampool.1",
+        "share/man/man1/rampool-run.1", "share/man/man1/rampool-serve.1",
+        "share/bash-completion/completions/rampool.bash", "share/zsh/site-functions/_rampool",
+        "share/fish/vendor_completions.d/rampool.fish",
     ):
         check(wanted in found, f"{wanted} is not installed, only {found}")
     for name in found:
         if name.endswith((".pc", ".cmake")):
-            check(str(destdir) not in Path(f"{destdir}{prefix}/{name}").read_text(), f"{name} names the staging directory")
+            check(
+                str(destdir) not in Path(f"{destdir}{prefix}/{name}").read_text(),
+                f"{name} names the staging directory",
+            )
     env = {**os.environ, "PREFIX": str(prefix), "DESTDIR": str(destdir)}
     subprocess.run([ROOT / "scripts/install.sh", "--remove"], env=env, check=True, timeout=60)
     left = files(destdir)
@@ -93,7 +116,10 @@ def installed_command_finds_agent(world, scale):
     rampool = installed(world) / "bin/rampool"
     program = "b = bytearray(48 << 20); b[::4096] = b'x' * (len(b) // 4096); print(sum(b[::4096]))"
     stats = world.dir / "stats"
-    run = [rampool, "run", "--local", "16M", "--memory", "256M", f"--stats={stats}", "--", "python3", "-c", program]
+    run = [
+        rampool, "run", "--local", "16M", "--memory", "256M", f"--stats={stats}", "--", "python3", "-c",
+        program,
+    ]
     # Not from the checkout, which has a built agent.
     out = must(run, cwd="/")
     check(out == f"{(48 << 20) // 4096 * ord('x')}\n", f"it says {out!r}")
@@ -118,11 +144,26 @@ def the_c_of_the_manual_compiles(world, scale):
         for number, block in enumerate(re.findall(r"^```c\n(.*?)^```", document.read_text(), re.M | re.S)):
             if not re.search(r"^\w[^;=]*\)\s*\{", block, re.M):
                 # Statements, with what a program around them would have.
-                block = f"#include <stdio.h>\n#include <stdlib.h>\n#include <rampool.h>\nvoid shown(size_t bytes);\nvoid shown(size_t bytes)\n{{\n{block}}}\n"
+                block = (
+                    "#include <stdio.h>\n#include <stdlib.h>\n#include <rampool.h>\nvoid shown(size_t "
+                    f"bytes);\nvoid shown(size_t bytes)\n{{\n{block}}}\n"
+                )
             source = world.dir / f"{document.stem}{number}.c"
             source.write_text(block)
             compiler = "mpicc" if "rampool_mpi.h" in block else "cc"
-            must([compiler, "-Wall", "-Werror", "-Wno-unused-variable", "-c", source, "-o", source.with_suffix(".o"), *[f for f in flags if not f.startswith("-l")]])
+            must(
+                [
+                    compiler,
+                    "-Wall",
+                    "-Werror",
+                    "-Wno-unused-variable",
+                    "-c",
+                    source,
+                    "-o",
+                    source.with_suffix(".o"),
+                    *[f for f in flags if not f.startswith("-l")],
+                ]
+            )
             seen += 1
     check(seen >= 3, f"only {seen} pieces of C in the manual")
 
@@ -137,11 +178,22 @@ def pkg_config_and_cmake(world, scale):
         check(os.path.exists(world.dir / source.stem), f"{source.name} gives no program")
     # The headers are C++ as well, and what C was when the paper was written.
     both = world.dir / "both.cpp"
-    both.write_text("#include <rampool.h>\n#include <dlmm.h>\n#include <tsm.h>\nint main() { return rampool_version() == nullptr; }\n")
+    both.write_text(
+        "#include <rampool.h>\n#include <dlmm.h>\n#include <tsm.h>\nint main() { return rampool_version() == "
+        "nullptr; }\n"
+    )
     must(["c++", "-Wall", "-Wextra", "-Werror", both, "-o", world.dir / "both", *flags])
     must([world.dir / "both"], env={"LD_LIBRARY_PATH": str(prefix / "lib")})
-    must(["cc", "-std=c89", "-pedantic", "-Wall", "-Wextra", "-Werror", HERE / "paper.c", "-o", world.dir / "paper", *flags])
-    if subprocess.run(["sh", "-c", "command -v cmake"], stdout=subprocess.DEVNULL, check=False).returncode == 0:
+    must(
+        [
+            "cc", "-std=c89", "-pedantic", "-Wall", "-Wextra", "-Werror", HERE / "paper.c", "-o",
+            world.dir / "paper", *flags,
+        ]
+    )
+    if (
+        subprocess.run(["sh", "-c", "command -v cmake"], stdout=subprocess.DEVNULL, check=False).returncode
+        == 0
+    ):
         must(["cmake", "-S", examples, "-B", world.dir / "cmake", f"-DCMAKE_PREFIX_PATH={prefix}"])
         must(["cmake", "--build", world.dir / "cmake"])
     else:
@@ -170,12 +222,18 @@ def parallel_programs(world, scale):
 
 
 def in_a_world_of_hosts(world):
-    """The command that runs another one in a namespace with the names HOSTS and free ports; None if this machine allows none."""
+    """The command that runs another one in a namespace with the names HOSTS and free ports; None if this
+    machine allows none."""
     hosts = world.dir / "hosts"
-    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in HOSTS.items()))
+    hosts.write_text(
+        "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in HOSTS.items())
+    )
     script = f'mount --bind {hosts} /etc/hosts && ip link set lo up && exec "$@"'
     # Processes of this world end with it.
-    prefix = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "--net", "sh", "-c", script, "sh"]
+    prefix = [
+        "unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "--net", "sh",
+        "-c", script, "sh",
+    ]
     tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, timeout=30, check=False)
     if tried.returncode == 0:
         return prefix
@@ -215,7 +273,8 @@ class TwoMachines:
 
 
 class Dlmm:
-    """Everything of a DLM-M installation: three servers, each a process `dlmm_server` at an address of its own, the file, and the compiled program."""
+    """Everything of a DLM-M installation: three servers, each a process `dlmm_server` at an address of its
+    own, the file, and the compiled program."""
 
     def __init__(self, world, servers=("memhost1", "memhost2", "memhost3"), megabytes=64):
         self.world, self.prefix, self.enter = world, installed(world), None
@@ -232,7 +291,9 @@ class Dlmm:
         # One process keeps the namespace alive; the others enter it.
         holder = self.popen([*self.enter, "sleep", "600"])
         deadline = time.monotonic() + 30
-        while os.readlink(f"/proc/{holder.pid}/exe").rsplit("/", 1)[1] != os.path.basename(os.path.realpath("/bin/sleep")):
+        while os.readlink(f"/proc/{holder.pid}/exe").rsplit("/", 1)[1] != os.path.basename(
+            os.path.realpath("/bin/sleep")
+        ):
             check(holder.poll() is None and time.monotonic() < deadline, "the world of hosts cannot be made")
             time.sleep(0.01)
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
@@ -240,7 +301,10 @@ class Dlmm:
         for name in servers:
             ready = self.world.dir / f"{name}.ready"
             # Names of loopback: without a key a server listens only there.
-            command = [self.prefix / "bin/dlmm_server", 7117, megabytes, "--listen", f"{HOSTS[name]}:7117", "--ready-file", ready]
+            command = [
+                self.prefix / "bin/dlmm_server", 7117, megabytes, "--listen", f"{HOSTS[name]}:7117",
+                "--ready-file", ready,
+            ]
             log = open(self.world.dir / f"{name}.log", "wb")
             server = self.popen([*self.enter, *command], out=log)
             self.started.append((name, server))
@@ -251,7 +315,13 @@ class Dlmm:
                 time.sleep(0.005)
 
     def popen(self, argv, out=subprocess.DEVNULL):
-        return subprocess.Popen([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=procs.end_with_parent)
+        return subprocess.Popen(
+            [str(a) for a in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            preexec_fn=procs.end_with_parent,
+        )
 
     def log(self, name):
         return (self.world.dir / f"{name}.log").read_text(errors="replace")
@@ -260,7 +330,13 @@ class Dlmm:
         """Runs the program in its world; (exit code, standard output, standard error)."""
         argv = [*self.enter, program or self.program, *arguments]
         done = subprocess.run(
-            [str(a) for a in argv], env={**os.environ, "LD_LIBRARY_PATH": str(self.prefix / "lib"), **(env or {})}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+            [str(a) for a in argv],
+            env={**os.environ, "LD_LIBRARY_PATH": str(self.prefix / "lib"), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -292,7 +368,10 @@ def dlmm_program_of_the_paper(world, scale):
     # dlmm.conf in the working directory and all of its lines are the defaults.
     check(dlmm.run() == (0, SUM, ""), "without options it does not run")
     # A larger DLM page.
-    check(dlmm.run("--", "-n", "4", env={"RAMPOOL_PAGE_SIZE": "128K"}) == (0, SUM, ""), "with pages of 128 KiB it does not run")
+    check(
+        dlmm.run("--", "-n", "4", env={"RAMPOOL_PAGE_SIZE": "128K"}) == (0, SUM, ""),
+        "with pages of 128 KiB it does not run",
+    )
     dlmm.end()
 
 

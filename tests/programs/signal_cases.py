@@ -15,7 +15,8 @@ from harness import procs
 from harness.world import MIB, built, check, free_port, rampool_binary
 
 SENTINEL = signal.SIGWINCH
-"""Passed on after every other signal that the tests send: when it has come, what was sent before has come as often as it ever will."""
+"""Passed on after every other signal that the tests send: when it has come, what was sent before has come as
+often as it ever will."""
 DEADLINE_S = 60
 
 
@@ -30,7 +31,11 @@ def status_of(pid):
 def none_pending(rampool):
     """In this rampool and those that it started; not in what is there to show what is pending."""
     all_of_it = map(status_of, [rampool, *procs.descendants(rampool)])
-    return all(int(one["ShdPnd"], 16) & ~(1 << (signal.SIGCHLD - 1)) == 0 for one in all_of_it if one.get("Name") == "rampool")
+    return all(
+        int(one["ShdPnd"], 16) & ~(1 << (signal.SIGCHLD - 1)) == 0
+        for one in all_of_it
+        if one.get("Name") == "rampool"
+    )
 
 
 class Signalled:
@@ -51,7 +56,10 @@ class Signalled:
     def await_(self, condition, what):
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
-            check(not self.running.ended(), f"{what}: it has ended\n{self.text()[-500:]}{self.running.said()[-1500:]}")
+            check(
+                not self.running.ended(),
+                f"{what}: it has ended\n{self.text()[-500:]}{self.running.said()[-1500:]}",
+            )
             if time.monotonic() > deadline:
                 self.running.hang(what)
             time.sleep(0.0005)
@@ -60,10 +68,14 @@ class Signalled:
         """Waits until each program has got it."""
         os.kill(-self.rampool if to_group else self.rampool, number)
         self.sent[number] = self.sent.get(number, 0) + self.programs
-        self.await_((lambda: self.count(number) >= self.sent[number]), f"signal {number} to {'the group' if to_group else 'rampool'} did not come")
+        self.await_(
+            (lambda: self.count(number) >= self.sent[number]),
+            f"signal {number} to {'the group' if to_group else 'rampool'} did not come",
+        )
 
     def await_taken(self):
-        """Waits until each rampool has taken every signal that it got: a second one like it would be lost in it, as in any process."""
+        """Waits until each rampool has taken every signal that it got: a second one like it would be lost in
+        it, as in any process."""
         self.await_((lambda: none_pending(self.rampool)), "rampool does not take its signals")
 
     def check_once(self, what):
@@ -71,7 +83,10 @@ class Signalled:
         self.send(SENTINEL, to_group=False)
         self.await_taken()
         for number, sent in self.sent.items():
-            check(self.count(number) == sent, f"{what}: signal {number} was sent {sent} times and came {self.count(number)} times")
+            check(
+                self.count(number) == sent,
+                f"{what}: signal {number} was sent {sent} times and came {self.count(number)} times",
+            )
 
     def end(self, code=42):
         os.kill(self.rampool, signal.SIGHUP)
@@ -89,7 +104,10 @@ def to_all(signalled, rounds, seed, what):
             signalled.send(number, to_group=False)
             signalled.await_taken()
         signalled.check_once(f"{what}, to rampool alone")
-    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM, signal.SIGCONT)
+    numbers = (
+        signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM,
+        signal.SIGCONT,
+    )
     for _ in range(rounds * 4):
         signalled.send(chance.choice(numbers), to_group=chance.random() < 0.5)
         signalled.await_taken()
@@ -163,7 +181,8 @@ def register(suite):
 
     @suite.test()
     def signals_reach_a_program_in_a_group_of_its_own_once(world, scale):
-        """It has left the group, as shells do: then rampool passes on what is sent to the group that it was started in."""
+        """It has left the group, as shells do: then rampool passes on what is sent to the group that it was
+        started in."""
         leaves = "import os, sys; os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])"
         signalled = Signalled(world, ["python3", "-c", leaves, built("signals")], local=64 * MIB)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -175,7 +194,9 @@ def register(suite):
 
     @suite.test()
     def signals_reach_each_rank_once(world, scale):
-        signalled = Signalled(world, [rampool_binary(), "launch", "-n", "2", "--", built("signals")], programs=2)
+        signalled = Signalled(
+            world, [rampool_binary(), "launch", "-n", "2", "--", built("signals")], programs=2
+        )
         for number in (signal.SIGINT, signal.SIGUSR1):
             for to_group in (True, False) * scale.pick(50, 10):
                 signalled.send(number, to_group)
@@ -196,8 +217,16 @@ def register(suite):
         terminal.read_until((lambda: none_pending(terminal.pid)), "rampool does not take its signals")
         os.kill(terminal.pid, signal.SIGWINCH)
         terminal.expect(signal.SIGWINCH, rounds + 1)
-        for number, times in ((signal.SIGINT, rounds), (signal.SIGQUIT, rounds), (signal.SIGWINCH, rounds + 1)):
-            check(terminal.count(number) == times, f"signal {number} came {terminal.count(number)} times instead of {times}:\n{terminal.text[-500:]}")
+        for number, times in (
+            (signal.SIGINT, rounds),
+            (signal.SIGQUIT, rounds),
+            (signal.SIGWINCH, rounds + 1),
+        ):
+            check(
+                terminal.count(number) == times,
+                f"signal {number} came {terminal.count(number)} times instead of {times}:\n"
+                f"{terminal.text[-500:]}",
+            )
         # The kernel tells only the session's leader of the terminal's end, which is rampool here.
         check((code := terminal.end()) == 42, f"ends with {code} when its terminal is closed")
 
@@ -210,26 +239,40 @@ def register(suite):
         shell.read_until((lambda: "ready\n" in shell.text), "it is not ready")
         for times in range(1, scale.pick(20, 4) + 1):
             shell.type("\x1a")
-            shell.read_until((lambda: shell.text.count("Stopped") == 2 * times - 1), "Ctrl-Z does not stop it")
+            shell.read_until(
+                (lambda: shell.text.count("Stopped") == 2 * times - 1), "Ctrl-Z does not stop it"
+            )
             shell.type("fg\n")
             shell.expect(signal.SIGCONT, 2 * times - 1)
             shell.type("\x03")
             shell.expect(signal.SIGINT, times)
             shell.type("\x1a")
-            shell.read_until((lambda: shell.text.count("Stopped") == 2 * times), "Ctrl-Z does not stop it again")
+            shell.read_until(
+                (lambda: shell.text.count("Stopped") == 2 * times), "Ctrl-Z does not stop it again"
+            )
             shell.type("bg\nkill -USR1 %1\n")
             shell.expect(signal.SIGCONT, 2 * times)
             shell.expect(signal.SIGUSR1, times)
             shell.type("fg\n")
-            shell.read_until((lambda: os.tcgetpgrp(shell.terminal) != shell.pid), "it is not in the foreground")
+            shell.read_until(
+                (lambda: os.tcgetpgrp(shell.terminal) != shell.pid), "it is not in the foreground"
+            )
             shell.type("\x1c")
             shell.expect(signal.SIGQUIT, times)
-        counts = {number: shell.count(number) for number in (signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT)}
+        counts = {
+            number: shell.count(number)
+            for number in (signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT)
+        }
         # A shell continues a job that runs as well.
         wanted = {signal.SIGINT: times, signal.SIGUSR1: times, signal.SIGQUIT: times}
-        check(all(counts[number] == wanted[number] for number in wanted), f"{counts} instead of {wanted}:\n{shell.text[-1500:]}")
+        check(
+            all(counts[number] == wanted[number] for number in wanted),
+            f"{counts} instead of {wanted}:\n{shell.text[-1500:]}",
+        )
         shell.type("\x1a")
-        shell.read_until((lambda: shell.text.count("Stopped") == 2 * times + 1), "Ctrl-Z does not stop it at last")
+        shell.read_until(
+            (lambda: shell.text.count("Stopped") == 2 * times + 1), "Ctrl-Z does not stop it at last"
+        )
         shell.type("kill -HUP %1; fg; echo code=$?\n")
         shell.read_until((lambda: "code=" in shell.text), "it does not end")
         check("code=42\n" in shell.text, f"its exit code is lost:\n{shell.text[-500:]}")
@@ -245,18 +288,29 @@ def register(suite):
             time.sleep(chance.uniform(0, 0.03))
             os.kill(-running.process.pid, signal.SIGINT)
             outcome = running.finish(DEADLINE_S)
-            check(outcome.code == -signal.SIGINT, f"round {round_}: ends with {outcome.code}: {outcome.said()}")
+            check(
+                outcome.code == -signal.SIGINT, f"round {round_}: ends with {outcome.code}: {outcome.said()}"
+            )
 
     @suite.test()
     def redis_saves_when_its_group_is_interrupted(world, scale):
         for round_ in range(scale.pick(12, 4)):
             port, home = free_port(), world.dir / f"redis-{round_}"
             home.mkdir()
-            argv = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home, "--save", "3600 1", "--appendonly", "no", "--dbfilename", "dump.rdb"]
+            argv = [
+                "redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home, "--save", "3600 1",
+                "--appendonly", "no", "--dbfilename", "dump.rdb",
+            ]
             running = world.start(argv, local=64 * MIB)
             client = redis_work.Client(port, timeout=60)
             redis_work.fill(client, 1000)
             os.kill(-running.process.pid, signal.SIGINT)
             outcome = running.finish(60)
-            check(outcome.code == 0, f"round {round_}: ends with {outcome.code}: {outcome.text()[-1500:]}{outcome.said()}")
-            check((home / "dump.rdb").exists(), f"round {round_}: there is no snapshot: {outcome.text()[-1500:]}")
+            check(
+                outcome.code == 0,
+                f"round {round_}: ends with {outcome.code}: {outcome.text()[-1500:]}{outcome.said()}",
+            )
+            check(
+                (home / "dump.rdb").exists(),
+                f"round {round_}: there is no snapshot: {outcome.text()[-1500:]}",
+            )

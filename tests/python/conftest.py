@@ -106,7 +106,10 @@ def until(condition, what):
 def stop(pid):
     """Stops a process, and returns when none of its threads runs."""
     os.kill(pid, signal.SIGSTOP)
-    states = lambda: [path.read_text().rsplit(")", 1)[1].split()[0] for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")]
+    states = lambda: [
+        path.read_text().rsplit(")", 1)[1].split()[0]
+        for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
     until(lambda: set(states()) == {"T"}, f"the stop of process {pid}")
 
 

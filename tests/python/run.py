@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The Python package's tests, against the wheel in a fresh environment; with --brief against what `make build` built, in under a minute.
+"""The Python package's tests, against the wheel in a fresh environment; with --brief against what `make
+build` built, in under a minute.
 
 tests/python/run.py            all of it: `make wheel` first
 tests/python/run.py --build    builds all that is released, with the extension module
@@ -35,7 +36,10 @@ def build():
     """The workspace, without what tests alone use, and with the extension module."""
     left_out = [word for crate in ("sim", "fuzz", "testing") for word in ("--exclude", f"rampool-{crate}")]
     subprocess.run(
-        ["cargo", "build", "--workspace", *left_out, "--release", "--quiet", "--features", "rampool-python/extension"],
+        [
+            "cargo", "build", "--workspace", *left_out, "--release", "--quiet", "--features",
+            "rampool-python/extension",
+        ],
         check=True,
         cwd=ROOT,
         # An extension is not linked to one interpreter's library.

@@ -128,7 +128,10 @@ def test_others_read_what_is_shared(pool):
     handle = rampool.share(array[10:20], pool)
     array[:] = 0
     text = pickle.dumps(handle)
-    program = "import sys, pickle; t = pickle.load(sys.stdin.buffer).open(); print(t.shape, t[3, ::500].tolist(), t.sum())"
+    program = (
+        "import sys, pickle; t = pickle.load(sys.stdin.buffer).open(); print(t.shape, t[3, ::500].tolist(), "
+        "t.sum())"
+    )
     said = subprocess.run(
         [sys.executable, "-c", program], input=text, capture_output=True, check=True
     ).stdout.decode()

@@ -95,7 +95,8 @@ import numpy as np
 a = np.ones(40_000_000)
 print(a.sum(), next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon:")) // 1024)
 '''
-total, mib = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+total, mib = done.stdout.split()
 assert total == "40000000.0" and int(mib) < 132, mib
 print("well")
 """
@@ -165,7 +166,9 @@ JOB = """
 import numpy as np, pandas as pd
 frames = []
 for k in range(24):                                   # 24 x 128 MiB = 3 GiB
-    frames.append(pd.DataFrame({"key": np.arange(8_388_608, dtype="i8") % 97, "value": np.full(8_388_608, float(k))}))
+    keys = np.arange(8_388_608, dtype="i8") % 97
+    frames.append(pd.DataFrame({"key": keys, "value": np.full(8_388_608, float(k))}))
+    del keys
 total = sum(float(frame["value"].sum()) for frame in frames)
 groups = frames[3].groupby("key")["value"].sum()
 print("total", total, len(groups))

@@ -43,11 +43,16 @@ def test_polars_knows_the_variables():
     pytest.importorskip("polars")
     lines = re.findall(r"^  (\w+)=(\S+)$", advice("polars"), re.M)
     assert [name for name, _ in lines] == ["POLARS_OVERRIDE_TOTAL_MEMORY_MB", "_RJEM_MALLOC_CONF"]
-    program = "import polars as pl; print(pl.DataFrame({'a': [2, 1]}).lazy().sort('a').collect(engine='streaming')['a'].to_list())"
+    program = (
+        "import polars as pl; print(pl.DataFrame({'a': [2, "
+        "1]}).lazy().sort('a').collect(engine='streaming')['a'].to_list())"
+    )
 
     def run(**variables):
         environment = {**os.environ, "POLARS_VERBOSE": "1", **variables}
-        return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
 
     plain, told = run(), run(**dict(lines))
     assert plain.stdout == told.stdout == "[1, 2]\n"

@@ -80,7 +80,9 @@ def same(there, here, terms, what):
 def close(got, want, tolerance, what):
     """Each part of complex numbers by itself: one of them may be without end."""
     for part in ("real", "imag") if want.dtype.kind == "c" else ("real",):
-        np.testing.assert_allclose(getattr(got, part), getattr(want, part), rtol=0, atol=tolerance, equal_nan=True, err_msg=str(what))
+        np.testing.assert_allclose(
+            getattr(got, part), getattr(want, part), rtol=0, atol=tolerance, equal_nan=True, err_msg=str(what)
+        )
 
 
 def reductions(there, here, what, **where):

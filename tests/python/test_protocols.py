@@ -208,8 +208,7 @@ def test_a_shape_that_needs_a_copy_is_fetched(pool):
         there.reshape(5, -1)
 
 
-# --- reductions
-# ----------------------------------------------------------------------------------------------------
+# --- reductions -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -238,7 +237,8 @@ def test_reductions_along_axes(pool, dtype, seed):
         ):
             for axis in [None, 0, -1, (0, 1), (), 5]:
                 for more in [
-                    {}, {"keepdims": True}, {"dtype": "f8"}, {"dtype": "i4"}, {"dtype": "f4"}, {"initial": 3}, {"where": masks[0]},
+                    {}, {"keepdims": True}, {"dtype": "f8"}, {"dtype": "i4"}, {"dtype": "f4"}, {"initial": 3},
+                    {"where": masks[0]},
                     {"where": masks[1], "initial": 1}, {"where": masks[2], "keepdims": True, "initial": 2},
                 ]:  # fmt: skip
                     what = (dtype, shape, name, axis, list(more))
@@ -263,7 +263,8 @@ def test_reductions_along_axes(pool, dtype, seed):
                     )  # noqa: B023
         for name in ("add", "minimum", "maximum", "logical_or", "logical_and", "multiply"):
             function = getattr(np, name)
-            for call in [function.reduce, lambda a, f=function: f.reduce(a, axis=None), lambda a, f=function: f.reduce(a, keepdims=True), function.accumulate]:  # fmt: skip
+            for call in [function.reduce, lambda a, f=function: f.reduce(a, axis=None),
+                         lambda a, f=function: f.reduce(a, keepdims=True), function.accumulate]:  # fmt: skip
                 alike(
                     outcome(lambda: call(there)),
                     outcome(lambda: call(here)),
@@ -304,8 +305,7 @@ def test_few_long_columns_are_added_up_at_the_servers(pool):
     assert received(pool) - before < 20_000, "of 320,000 bytes"
 
 
-# --- expressions
-# -----------------------------------------------------------------------------------------------------
+# --- expressions ------------------------------------------------------------------------------------------
 
 STEPS = {
     "times 2": lambda a: a * 2,
@@ -408,11 +408,11 @@ def test_an_expression_has_the_values_of_when_it_was_made(pool):
         second[0] = 5
 
 
-# --- ufuncs and functions
-# ------------------------------------------------------------------------------------------------
+# --- ufuncs and functions ---------------------------------------------------------------------------------
 
-UFUNCS = ["add", "subtract", "multiply", "true_divide", "floor_divide", "remainder", "power", "minimum", "maximum", "equal", "less", "greater_equal",
-          "not_equal", "logical_and", "bitwise_xor", "hypot", "arctan2", "left_shift"]  # fmt: skip
+UFUNCS = ["add", "subtract", "multiply", "true_divide", "floor_divide", "remainder", "power", "minimum",
+          "maximum", "equal", "less", "greater_equal", "not_equal", "logical_and", "bitwise_xor", "hypot",
+          "arctan2", "left_shift"]  # fmt: skip
 UNARY = [
     "negative",
     "absolute",
@@ -491,8 +491,9 @@ def test_ufuncs(pool, dtype):
 @pytest.mark.parametrize("dtype", ["i4", "u8", "f4", "f8", "i2", "?", ">i4", "c16"])
 def test_updates_in_place(pool, dtype):
     random = np.random.default_rng(9)
-    others = [1, -1, 2.5, True, np.int16(-3), np.float64(0.5), np.arange(5), np.full(5, 0.25), np.arange(35, dtype="u1").reshape(7, 5), 1j, *HUGE,
-              np.arange(3), np.zeros((2, 7, 5), "i1"), [1, 2, 3, 4, 5]]  # fmt: skip
+    others = [1, -1, 2.5, True, np.int16(-3), np.float64(0.5), np.arange(5), np.full(5, 0.25),
+              np.arange(35, dtype="u1").reshape(7, 5), 1j, *HUGE, np.arange(3), np.zeros((2, 7, 5), "i1"),
+              [1, 2, 3, 4, 5]]  # fmt: skip
     for name in [
         "add",
         "subtract",
@@ -610,7 +611,8 @@ FUNCTIONS = {
     "histogram": lambda a: np.histogram(a, bins=3),
     "histogram2d": lambda a: np.histogram(a),
     "shape": lambda a: [np.shape(a), np.ndim(a), np.size(a), np.size(a, 0), len(a)],
-    "types": lambda a: [np.result_type(a, "i1") == np.result_type(a.dtype, "i1"), np.iscomplexobj(a), np.isrealobj(a), np.can_cast(a.dtype, "f8")],
+    "types": lambda a: [np.result_type(a, "i1") == np.result_type(a.dtype, "i1"), np.iscomplexobj(a),
+                        np.isrealobj(a), np.can_cast(a.dtype, "f8")],
     "copy": lambda a: a.copy(),
     "astype": lambda a: a.astype("f4"),
     "asarray": lambda a: np.asarray(a, "c16"),
@@ -627,7 +629,8 @@ FUNCTIONS = {
     "mean of condition": lambda a: [(a > 3).mean(), (a > 3).sum(), (a > 3).sum(axis=0), (a > 3).max()],
     "real": lambda a: [a.real, a.imag, np.real(a), np.imag(a)],
     "bool": lambda a: bool(a[:1, :1] == a[0, 0]),
-    "int": lambda a: [int(a[:1, :1].reshape(())), float(a[1, 1, ...]), range(10)[np.asarray(a[0, 0, ...]).astype(int) % 3]],
+    "int": lambda a: [int(a[:1, :1].reshape(())), float(a[1, 1, ...]),
+                      range(10)[np.asarray(a[0, 0, ...]).astype(int) % 3]],
     "ptp": lambda a: [np.ptp(a), np.ptp(a, axis=0)],
     "apply": lambda a: np.apply_along_axis(np.sum, 0, a),
     "lists": lambda a: np.block([[a, a], [a, a]]),

@@ -86,7 +86,9 @@ with join() as ranks:
         port = listener.getsockname()[1]
     started = []
     for rank in range(2):
-        variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        variables = {
+            "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }
         words = [sys.executable, "-c", program]
         environment = {**os.environ, **variables, "RAMPOOL_RUN": f"torch-{port}"}
         started.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))

@@ -21,7 +21,9 @@ def test_two_members_and_a_model(pool):
             store, key = choose.choice(stores), choose.choice("abcdefghij")
             match choose.randrange(3):
                 case 0:
-                    parts = [os.urandom(choose.choice([0, 1, 5000, 70_000])) for _ in range(choose.randrange(3))]
+                    parts = [
+                        os.urandom(choose.choice([0, 1, 5000, 70_000])) for _ in range(choose.randrange(3))
+                    ]
                     store.put(key, parts)
                     model[key] = b"".join(parts)
                 case 1:
@@ -56,7 +58,9 @@ def test_a_full_index_says_so(pool):
 def test_room_that_others_let_go_of_is_used_again(pool):
     with rampool.Pool.join(pool.ticket) as other:
         here, there = pool.shared_store("reuse"), other.shared_store("reuse")
-        value = np.zeros(1 << 20, "u1")  # 64 slots would be 80 MiB, the lease has 64: so an extent is all there is.
+        value = np.zeros(
+            1 << 20, "u1"
+        )  # 64 slots would be 80 MiB, the lease has 64: so an extent is all there is.
         for n in range(60):
             here["k"] = value
             there["k"] = value
@@ -88,7 +92,9 @@ def whole(value):
 
 def start(pool, name, stale):
     environment = {**os.environ, "TICKET": pool.ticket, "STALE": str(stale)}
-    return subprocess.Popen([sys.executable, "-c", WRITER, name], env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, name], env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_writers_that_are_killed_leave_the_store_whole(pool):

@@ -20,7 +20,10 @@ def test_a_picture_of_what_came_from_where(pool, tmp_path):
     received = lambda stats: next(each for each in stats["servers"] if each["name"] == name)["received_bytes"]
     assert received(after) - received(before) >= 800_000
     rows = dict(after.rows())
-    assert rows["pages: written back"] >= 4_000_000 and rows["pages: waited for"] + rows["pages: fetched ahead"] > 0
+    assert (
+        rows["pages: written back"] >= 4_000_000
+        and rows["pages: waited for"] + rows["pages: fetched ahead"] > 0
+    )
     after.plot().save(tmp_path / "picture.svg")
     drawn = xml.parse(tmp_path / "picture.svg").getroot()
     bars = [each for each in drawn if each.tag.endswith("rect")]

@@ -24,10 +24,14 @@ def both(pool, shape, dtype):
 
 
 KEYS_2D = [
-    np.s_[...], np.s_[:], np.s_[3], np.s_[-1, -2], np.s_[::7, 3], np.s_[::-3, ::-2], np.s_[5:5], np.s_[10:2:-1, 1:4], np.s_[None, 3, :, None],
-    np.s_[..., 2], np.s_[[5, 5, 2]], np.s_[[5, 5, 2], 1], np.s_[[5, 2], [1, 0]], np.s_[np.array([[1, 2], [3, 4]])], np.s_[:, [3, 0, 3]],
-    np.s_[[-1, 0], ::-1], np.s_[np.array([[0], [9]]), [1, 4]], np.s_[2:40:5, [0, 4]], np.s_[[], :], np.s_[[1, 2], None, 3], np.s_[4, [0, 2, 2]],
-    np.s_[np.array(3)], np.s_[True], np.s_[False], np.s_[None, True, 3], np.s_[3, np.True_, [1, 2]], np.s_[np.zeros(0, bool)],
+    np.s_[...], np.s_[:], np.s_[3], np.s_[-1, -2], np.s_[::7, 3], np.s_[::-3, ::-2], np.s_[5:5],
+    np.s_[10:2:-1, 1:4], np.s_[None, 3, :, None],
+    np.s_[..., 2], np.s_[[5, 5, 2]], np.s_[[5, 5, 2], 1], np.s_[[5, 2], [1, 0]],
+    np.s_[np.array([[1, 2], [3, 4]])], np.s_[:, [3, 0, 3]],
+    np.s_[[-1, 0], ::-1], np.s_[np.array([[0], [9]]), [1, 4]], np.s_[2:40:5, [0, 4]], np.s_[[], :],
+    np.s_[[1, 2], None, 3], np.s_[4, [0, 2, 2]],
+    np.s_[np.array(3)], np.s_[True], np.s_[False], np.s_[None, True, 3], np.s_[3, np.True_, [1, 2]],
+    np.s_[np.zeros(0, bool)],
 ]  # fmt: skip
 
 
@@ -240,7 +244,11 @@ def test_what_is_wrong_and_how_to_mend_it(pool, own_server):
     full = rampool.connect(own_server.address, memory="2M", op_deadline_ms=1000)
     small = full.remote("small", 10)
     for call, kind, says in [
-        (lambda: pool.remote("used", (10, 5), "i4"), ValueError, r"shape \(10, 4\).*pool.open\('used'\).*pool.delete"),
+        (
+            lambda: pool.remote("used", (10, 5), "i4"),
+            ValueError,
+            r"shape \(10, 4\).*pool.open\('used'\).*pool.delete",
+        ),
         (lambda: pool.remote("used", (10, 4), "f4"), ValueError, "dtype int32.*pool.open"),
         (lambda: pool.open("used", "i8"), ValueError, "dtype int32"),
         (lambda: pool.open("unknown"), rampool.NotFound, "unknown"),
@@ -277,7 +285,10 @@ def test_what_is_wrong_and_how_to_mend_it(pool, own_server):
         with pytest.raises(kind, match=says):
             call()
     own_server.stop()
-    for call in [lambda: small.sum(), lambda: small.fill(1), lambda: small.T[::2].tolist(), lambda: full.open("small"), lambda: full.list()]:
+    for call in [
+        lambda: small.sum(), lambda: small.fill(1), lambda: small.T[::2].tolist(), lambda: full.open("small"),
+        lambda: full.list(),
+    ]:
         with pytest.raises(rampool.ServerLost, match="server.sock"):
             call()
 
@@ -291,7 +302,9 @@ def test_arrays_by_name(pool):
             assert (array.shape, array.dtype, array.sum()) == ((10, 4), np.int32, 280)
         wrong = [((5, 8), "i4"), ((10, 4), "f4"), ((10, 4), ">i4"), ((10, 5), "i4"), ((5, 4), "f8")]
         for shape, dtype in [*wrong, (40, None)]:
-            with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32.*pool.open.*pool.delete"):
+            with pytest.raises(
+                ValueError, match=r"'table' has shape \(10, 4\) and dtype int32.*pool.open.*pool.delete"
+            ):
                 again.remote("table", shape, dtype)
         with pytest.raises(ValueError, match="float32"):
             again.open("table", "f4")
@@ -408,7 +421,9 @@ def test_dask_fetches_the_blocks_that_it_computes_with(pool):
     before = received()
     array = from_array(there, chunks=(100, 16))
     assert received() == before
-    np.testing.assert_array_equal((array[150:160, ::2] + 1).compute(scheduler="threads"), here[150:160, ::2] + 1)
+    np.testing.assert_array_equal(
+        (array[150:160, ::2] + 1).compute(scheduler="threads"), here[150:160, ::2] + 1
+    )
     assert received() - before < 20_000, "of 128,000 bytes"
     np.testing.assert_allclose(array.mean(axis=0).compute(scheduler="threads"), here.mean(axis=0))
     # What was computed is no answer for what is there later.
@@ -418,8 +433,7 @@ def test_dask_fetches_the_blocks_that_it_computes_with(pool):
         da.from_array(there, chunks=(100, 16))
 
 
-# --- manners
-# ----------------------------------------------------------------------------------------------------------------------
+# --- manners ----------------------------------------------------------------------------------------------
 
 
 def test_a_forked_child_gets_an_error(pool):

@@ -1,4 +1,5 @@
-"""Saved activations of real PyTorch in the pool. Its package in the registry is for GPUs and has gigabytes, so these tests take Debian's."""
+"""Saved activations of real PyTorch in the pool. Its package in the registry is for GPUs and has gigabytes,
+so these tests take Debian's."""
 
 import os
 import subprocess
@@ -107,7 +108,9 @@ def test_the_peak_is_lower(server):
     def peak(how):
         environment = {**os.environ, "SERVER": server}
         words = [sys.executable, "-c", PEAK, how]
-        return int(subprocess.run(words, env=environment, capture_output=True, check=True, timeout=300).stdout)
+        return int(
+            subprocess.run(words, env=environment, capture_output=True, check=True, timeout=300).stdout
+        )
 
     plain, offloaded = peak("plain"), peak("offload")
     assert offloaded < plain * 0.6, (plain, offloaded)

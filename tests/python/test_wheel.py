@@ -18,7 +18,8 @@ MOST_BYTES = 12_000_000
 USE = """
 import subprocess, sys, rampool
 assert "numpy" not in sys.modules, "importing rampool imports NumPy"
-words = [rampool._command.command(), "serve", "--listen", "unix:{place}/s", "--memory", "64M", "--until-stdin-closes"]
+words = [rampool._command.command(), "serve", "--listen", "unix:{place}/s", "--memory", "64M"]
+words += ["--until-stdin-closes"]
 server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 server.stdout.readline()
 with rampool.connect("unix:{place}/s", memory="32M", local="1M") as pool:

@@ -25,7 +25,8 @@
 /* Most constructors inside each other. */
 #define RAMPOOL_MPI_DEPTH 64
 
-/* Why a datatype cannot become a layout: a sentence with static lifetime. Null if rampool_error_message() has it. */
+/* Why a datatype cannot become a layout: a sentence with static lifetime. Null if rampool_error_message() has
+ * it. */
 static inline rampool_status rampool_mpi_refuse_(const char **why, const char *reason)
 {
     if (why)
@@ -33,14 +34,16 @@ static inline rampool_status rampool_mpi_refuse_(const char **why, const char *r
     return RAMPOOL_STATUS_INVALID;
 }
 
-static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout, const char **why);
+static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout,
+                                                 const char **why);
 
 /* A predefined datatype. */
 static inline rampool_status rampool_mpi_named_(MPI_Datatype type, rampool_layout **layout, const char **why)
 {
     int size;
     MPI_Aint lower, extent;
-    if (MPI_Type_size(type, &size) != MPI_SUCCESS || size < 0 || MPI_Type_get_extent(type, &lower, &extent) != MPI_SUCCESS)
+    if (MPI_Type_size(type, &size) != MPI_SUCCESS || size < 0 ||
+        MPI_Type_get_extent(type, &lower, &extent) != MPI_SUCCESS)
         return rampool_mpi_refuse_(why, "MPI does not tell the size of a predefined datatype");
     if (type == MPI_SHORT_INT) {
         /* The only pair with a hole inside. */
@@ -73,8 +76,9 @@ static inline void rampool_mpi_free_contents_(rampool_mpi_contents_ *c)
     for (int n = 0; n < c->type_count; n++) {
         int integers, addresses, types, combiner;
         /* Predefined datatypes are not freed; every other handle is our own. */
-        if (MPI_Type_get_envelope(c->types[n], &integers, &addresses, &types, &combiner) == MPI_SUCCESS && combiner != MPI_COMBINER_NAMED &&
-            combiner != MPI_COMBINER_F90_REAL && combiner != MPI_COMBINER_F90_COMPLEX && combiner != MPI_COMBINER_F90_INTEGER)
+        if (MPI_Type_get_envelope(c->types[n], &integers, &addresses, &types, &combiner) == MPI_SUCCESS &&
+            combiner != MPI_COMBINER_NAMED && combiner != MPI_COMBINER_F90_REAL &&
+            combiner != MPI_COMBINER_F90_COMPLEX && combiner != MPI_COMBINER_F90_INTEGER)
             MPI_Type_free(&c->types[n]);
     }
     free(c->integers);
@@ -93,7 +97,8 @@ static inline rampool_status rampool_mpi_darray_(const int *i, MPI_Datatype type
                                                  const char **why)
 {
     int rank = i[1], dimensions = i[2], fortran = i[3 + 4 * dimensions] == MPI_ORDER_FORTRAN;
-    const int *sizes = i + 3, *ways = sizes + dimensions, *lengths = ways + dimensions, *grid = lengths + dimensions;
+    const int *sizes = i + 3, *ways = sizes + dimensions, *lengths = ways + dimensions,
+              *grid = lengths + dimensions;
     MPI_Aint lower, stride;
     rampool_layout *whole = NULL;
     if (MPI_Type_get_extent(type, &lower, &stride) != MPI_SUCCESS)
@@ -134,7 +139,9 @@ static inline rampool_status rampool_mpi_darray_(const int *i, MPI_Datatype type
 }
 
 /* One constructor, whose element or fields are layouts already. */
-static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_contents_ *c, rampool_layout **parts, rampool_layout **layout, const char **why)
+static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_contents_ *c,
+                                                rampool_layout **parts, rampool_layout **layout,
+                                                const char **why)
 {
     const int *i = c->integers;
     int count = i ? i[0] : 0;
@@ -148,7 +155,8 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
     case MPI_COMBINER_VECTOR:
         return rampool_layout_vector(element, (uint64_t)count, (uint64_t)i[1], i[2], layout);
     case MPI_COMBINER_HVECTOR:
-        return rampool_layout_hvector(element, (uint64_t)count, (uint64_t)i[1], (int64_t)c->addresses[0], layout);
+        return rampool_layout_hvector(element, (uint64_t)count, (uint64_t)i[1], (int64_t)c->addresses[0],
+                                      layout);
     case MPI_COMBINER_INDEXED:
     case MPI_COMBINER_INDEXED_BLOCK:
     case MPI_COMBINER_HINDEXED:
@@ -161,7 +169,8 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
             c->places[n] = c->addresses ? (int64_t)c->addresses[n] : places[n];
         }
         if (combiner == MPI_COMBINER_STRUCT)
-            return rampool_layout_struct((size_t)count, c->blocks, c->places, (const rampool_layout *const *)parts, layout);
+            return rampool_layout_struct((size_t)count, c->blocks, c->places,
+                                         (const rampool_layout *const *)parts, layout);
         if (combiner == MPI_COMBINER_INDEXED || combiner == MPI_COMBINER_INDEXED_BLOCK)
             return rampool_layout_indexed(element, (size_t)count, c->blocks, c->places, layout);
         return rampool_layout_hindexed(element, (size_t)count, c->blocks, c->places, layout);
@@ -170,8 +179,9 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
         uint64_t *starts = c->blocks + 2 * count;
         for (int n = 0; n < 3 * count; n++)
             c->blocks[n] = (uint64_t)i[1 + n];
-        return rampool_layout_subarray(element, (size_t)count, c->blocks, c->blocks + count, starts,
-                                       i[1 + 3 * count] == MPI_ORDER_FORTRAN ? RAMPOOL_ORDER_FORTRAN : RAMPOOL_ORDER_C, layout);
+        return rampool_layout_subarray(
+            element, (size_t)count, c->blocks, c->blocks + count, starts,
+            i[1 + 3 * count] == MPI_ORDER_FORTRAN ? RAMPOOL_ORDER_FORTRAN : RAMPOOL_ORDER_C, layout);
     }
     case MPI_COMBINER_DARRAY:
         return rampool_mpi_darray_(i, c->types[0], element, layout, why);
@@ -180,19 +190,21 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
     }
 }
 
-static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout, const char **why)
+static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout,
+                                                 const char **why)
 {
     int integers, addresses, types, combiner;
     *layout = NULL;
     if (depth >= RAMPOOL_MPI_DEPTH)
         return rampool_mpi_refuse_(why, "a datatype is nested too deeply");
-    if (type == MPI_DATATYPE_NULL || MPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
+    if (type == MPI_DATATYPE_NULL ||
+        MPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
         return rampool_mpi_refuse_(why, "MPI does not tell what a datatype was made of");
 
     rampool_layout *bare = NULL;
     rampool_status status = RAMPOOL_STATUS_OK;
-    if (combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_REAL || combiner == MPI_COMBINER_F90_COMPLEX ||
-        combiner == MPI_COMBINER_F90_INTEGER) {
+    if (combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_REAL ||
+        combiner == MPI_COMBINER_F90_COMPLEX || combiner == MPI_COMBINER_F90_INTEGER) {
         status = rampool_mpi_named_(type, &bare, why);
     } else {
         rampool_mpi_contents_ c = {NULL, NULL, NULL, 0, NULL, NULL};
@@ -206,7 +218,8 @@ static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, r
         c.places = (int64_t *)calloc(room, sizeof *c.places);
         if (!parts || !c.integers || (addresses > 0 && !c.addresses) || !c.types || !c.blocks || !c.places)
             status = rampool_mpi_refuse_(why, "there is no memory to decode a datatype in");
-        else if (MPI_Type_get_contents(type, integers, addresses, types, c.integers, c.addresses, c.types) != MPI_SUCCESS)
+        else if (MPI_Type_get_contents(type, integers, addresses, types, c.integers, c.addresses, c.types) !=
+                 MPI_SUCCESS)
             status = rampool_mpi_refuse_(why, "MPI does not tell what a datatype was made of");
         else
             c.type_count = types;
@@ -233,7 +246,8 @@ static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, r
  * Otherwise it is null, and `*why` (unless `why` is null) has the reason, or is null if
  * rampool_error_message() has it.
  */
-static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t count, rampool_layout **layout, const char **why)
+static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t count, rampool_layout **layout,
+                                                const char **why)
 {
     rampool_layout *element;
     if (why)
@@ -246,9 +260,11 @@ static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t coun
     return status;
 }
 
-/* Two layouts for one transfer: of the local memory, and of the region. Both are NULL, or free both with rampool_layout_free. */
-static inline rampool_status rampool_mpi_layouts_(MPI_Datatype type, uint64_t count, rampool_layout **here, MPI_Datatype target_type, uint64_t target_count,
-                                                 rampool_layout **there, const char **why)
+/* Two layouts for one transfer: of the local memory, and of the region. Both are NULL, or free both with
+ * rampool_layout_free. */
+static inline rampool_status rampool_mpi_layouts_(MPI_Datatype type, uint64_t count, rampool_layout **here,
+                                                  MPI_Datatype target_type, uint64_t target_count,
+                                                  rampool_layout **there, const char **why)
 {
     *there = NULL;
     rampool_status status = rampool_mpi_layout(type, count, here, why);
@@ -266,8 +282,10 @@ static inline rampool_status rampool_mpi_layouts_(MPI_Datatype type, uint64_t co
  * `target_count` elements of `target_type` select from `offset` of the region on. Both select the same number
  * of bytes; nothing is packed here.
  */
-static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampool_direct_region *region, const void *buffer, uint64_t count,
-                                             MPI_Datatype type, uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
+static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampool_direct_region *region,
+                                             const void *buffer, uint64_t count, MPI_Datatype type,
+                                             uint64_t offset, uint64_t target_count, MPI_Datatype target_type,
+                                             const char **why)
 {
     rampool_layout *here, *there;
     rampool_status status = rampool_mpi_layouts_(type, count, &here, target_type, target_count, &there, why);
@@ -278,9 +296,12 @@ static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampo
     return status;
 }
 
-/* Reads the bytes that `target_count` elements of `target_type` select from `offset` of the region on into `count` elements of a datatype in `buffer`. */
-static inline rampool_status rampool_mpi_get(rampool_direct *direct, const rampool_direct_region *region, void *buffer, uint64_t count, MPI_Datatype type,
-                                             uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
+/* Reads the bytes that `target_count` elements of `target_type` select from `offset` of the region on into
+ * `count` elements of a datatype in `buffer`. */
+static inline rampool_status rampool_mpi_get(rampool_direct *direct, const rampool_direct_region *region,
+                                             void *buffer, uint64_t count, MPI_Datatype type, uint64_t offset,
+                                             uint64_t target_count, MPI_Datatype target_type,
+                                             const char **why)
 {
     rampool_layout *here, *there;
     rampool_status status = rampool_mpi_layouts_(type, count, &here, target_type, target_count, &there, why);

@@ -48,8 +48,8 @@ double rampool_parmacs_add_double(void *word, double value);
 void rampool_parmacs_fence(void);
 
 /*
- * The program's private memory: created processes get a copy of it, as of the program's variables. <stdlib.h> and
- * <string.h> are above, so only the program's own calls change.
+ * The program's private memory: created processes get a copy of it, as of the program's variables. <stdlib.h>
+ * and <string.h> are above, so only the program's own calls change.
  */
 void *rampool_parmacs_malloc(size_t bytes);
 void *rampool_parmacs_calloc(size_t count, size_t bytes);

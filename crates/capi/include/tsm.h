@@ -1,6 +1,6 @@
 /*
- * tsm.h: the programming interface of the software distributed shared memory of N. D. Barli, M. Watanabe, S. Sakai and
- * H. Tanaka (software DSM over fast networks, University of Tokyo), provided by rampool.
+ * tsm.h: the programming interface of the software distributed shared memory of N. D. Barli, M. Watanabe, S.
+ * Sakai and H. Tanaka (software DSM over fast networks, University of Tokyo), provided by rampool.
  *
  *     cc program.c $(pkg-config --cflags --libs rampool) -o program
  *     rampool launch -n 4 ./program ARGUMENTS
@@ -17,9 +17,9 @@
  *     ... compute, with tsm_barrier, tsm_lock, tsm_unlock ...
  *     tsm_finish();
  *
- * The protocol (sc, lrc, hlrc, aurc) is chosen when the program is started: rampool launch --protocol. Accesses of one
- * byte by two nodes, at least one of them a write, must be ordered by locks or barriers, except under sc. A mistake in
- * the use of these functions ends the run on all nodes, with a message.
+ * The protocol (sc, lrc, hlrc, aurc) is chosen when the program is started: rampool launch --protocol.
+ * Accesses of one byte by two nodes, at least one of them a write, must be ordered by locks or barriers,
+ * except under sc. A mistake in the use of these functions ends the run on all nodes, with a message.
  */
 #ifndef TSM_H
 #define TSM_H
@@ -36,7 +36,8 @@ extern "C" {
  */
 int tsm_startup(int argc, char **argv);
 
-/* `bytes` of shared memory, zeroed; NULL, with a line on standard error, if there is no room. All nodes call it. */
+/* `bytes` of shared memory, zeroed; NULL, with a line on standard error, if there is no room. All nodes call
+ * it. */
 void *tsm_alloc(size_t bytes);
 
 /* From here on the nodes compute together. All nodes call it. */

@@ -6,12 +6,13 @@
     direct = rampool_mpi.Direct(server="memhost1=4G")
     region = direct.region("lattice", 1 << 30)
     face = MPI.DOUBLE.Create_vector(64, 1, 64)
-    direct.put(region, array, datatype=face, offset=0)            # the bytes of the face, one after the other there
+    direct.put(region, array, datatype=face, offset=0)  # the bytes of the face, one after the other there
     direct.get(region, array, datatype=face, offset=0, there=(1, face))
 
-Pure Python over librampool.so (ctypes); mpi4py is needed for datatypes only, and nothing communicates. A `Layout` is what a datatype selects; `Layout.of(datatype)` asks MPI for the
-constructors a datatype was made of (`Get_envelope`, `Get_contents`) and repeats them. All of MPI 3 are understood. RAMPOOL_LIBRARY names the library where the loader
-does not find it.
+Pure Python over librampool.so (ctypes); mpi4py is needed for datatypes only, and nothing communicates. A
+`Layout` is what a datatype selects; `Layout.of(datatype)` asks MPI for the constructors a datatype was made
+of (`Get_envelope`, `Get_contents`) and repeats them. All of MPI 3 are understood. RAMPOOL_LIBRARY names the
+library where the loader does not find it.
 """
 
 import ctypes
@@ -19,7 +20,9 @@ import os
 
 __all__ = ["Layout", "Direct", "Region", "RampoolError"]
 
-_u64, _i64, _size, _ptr, _text = ctypes.c_uint64, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
+_u64, _i64, _size, _ptr, _text = (
+    ctypes.c_uint64, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
+)
 _out = ctypes.POINTER(_ptr)
 # Name: arguments, and the return type if it is not a status.
 _FUNCTIONS = {
@@ -50,7 +53,9 @@ _FUNCTIONS = {
     "rampool_direct_put_layout": ([_ptr, _ptr, _u64, _ptr, _ptr, _ptr], None),
     "rampool_direct_get_layout": ([_ptr, _ptr, _u64, _ptr, _ptr, _ptr], None),
 }
-_RANGES = {ctypes.c_uint32: (0, 1 << 32), _u64: (0, 1 << 64), _size: (0, 1 << 64), _i64: (-(1 << 63), 1 << 63)}
+_RANGES = {
+    ctypes.c_uint32: (0, 1 << 32), _u64: (0, 1 << 64), _size: (0, 1 << 64), _i64: (-(1 << 63), 1 << 63),
+}
 _library = None
 
 
@@ -117,15 +122,30 @@ class Layout:
         return Layout(_made("rampool_layout_hvector", self._handle, count, block, stride))
 
     def indexed(self, blocks, displacements):
-        return Layout(_made("rampool_layout_indexed", self._handle, len(blocks), _array(_u64, blocks), _array(_i64, displacements)))
+        return Layout(
+            _made(
+                "rampool_layout_indexed", self._handle, len(blocks), _array(_u64, blocks),
+                _array(_i64, displacements),
+            )
+        )
 
     def hindexed(self, blocks, displacements):
-        return Layout(_made("rampool_layout_hindexed", self._handle, len(blocks), _array(_u64, blocks), _array(_i64, displacements)))
+        return Layout(
+            _made(
+                "rampool_layout_hindexed", self._handle, len(blocks), _array(_u64, blocks),
+                _array(_i64, displacements),
+            )
+        )
 
     @classmethod
     def struct(cls, counts, displacements, layouts):
         fields = _array(_ptr, (layout._handle.value for layout in layouts))
-        return cls(_made("rampool_layout_struct", len(layouts), _array(_u64, counts), _array(_i64, displacements), fields))
+        return cls(
+            _made(
+                "rampool_layout_struct", len(layouts), _array(_u64, counts), _array(_i64, displacements),
+                fields,
+            )
+        )
 
     def subarray(self, sizes, subsizes, starts, fortran=False):
         sides = [_array(_u64, side) for side in (sizes, subsizes, starts)]
@@ -170,7 +190,9 @@ class Layout:
 
         envelope = datatype.Get_envelope()
         combiner = envelope[3] if len(envelope) == 4 else envelope[4]
-        if combiner in (MPI.COMBINER_NAMED, MPI.COMBINER_F90_REAL, MPI.COMBINER_F90_COMPLEX, MPI.COMBINER_F90_INTEGER):
+        if combiner in (
+            MPI.COMBINER_NAMED, MPI.COMBINER_F90_REAL, MPI.COMBINER_F90_COMPLEX, MPI.COMBINER_F90_INTEGER
+        ):
             bare = cls._named(datatype, MPI)
         else:
             contents = datatype.Get_contents()
@@ -190,7 +212,10 @@ class Layout:
     def _named(cls, datatype, MPI):
         if datatype == MPI.SHORT_INT:
             # The only pair with a hole inside.
-            return cls.bytes(1).hindexed([ctypes.sizeof(ctypes.c_short), ctypes.sizeof(ctypes.c_int)], [0, ctypes.alignment(ctypes.c_int)])
+            return cls.bytes(1).hindexed(
+                [ctypes.sizeof(ctypes.c_short), ctypes.sizeof(ctypes.c_int)],
+                [0, ctypes.alignment(ctypes.c_int)],
+            )
         return cls.bytes(datatype.Get_size())
 
     @classmethod
@@ -252,7 +277,8 @@ class Region:
 
 
 class Direct:
-    """One thread's connection to the bytes of regions. Options are those of rampool_builder_set, `-` written `_`: `Direct(server="memhost1=4G", zero_copy="off")`."""
+    """One thread's connection to the bytes of regions. Options are those of rampool_builder_set, `-` written
+    `_`: `Direct(server="memhost1=4G", zero_copy="off")`."""
 
     def __init__(self, **options):
         self._handle = None
@@ -277,16 +303,21 @@ class Direct:
         return self._handle
 
     def region(self, name, size=0):
-        """Opens the region of this name, or creates it, all zero, if it does not exist and a size is given."""
+        """Opens the region of this name, or creates it, all zero, if it does not exist and a size is
+        given."""
         return Region(_made("rampool_direct_open_region", self._open(), name.encode(), size))
 
     def put(self, region, buffer, datatype=None, count=1, offset=0, there=None):
-        """Writes `count` elements of a datatype (all of the buffer, without one) to the bytes that `there`, a (count, datatype), selects from `offset` of the region on; one byte after the
-        other where that is not given."""
-        self._move("rampool_direct_put_layout", region, buffer, datatype, count, offset, there, writable=False)
+        """Writes `count` elements of a datatype (all of the buffer, without one) to the bytes that `there`, a
+        (count, datatype), selects from `offset` of the region on; one byte after the other where that is not
+        given."""
+        self._move(
+            "rampool_direct_put_layout", region, buffer, datatype, count, offset, there, writable=False
+        )
 
     def get(self, region, buffer, datatype=None, count=1, offset=0, there=None):
-        """Reads into `count` elements of a datatype the bytes that `there` selects from `offset` of the region on."""
+        """Reads into `count` elements of a datatype the bytes that `there` selects from `offset` of the
+        region on."""
         self._move("rampool_direct_get_layout", region, buffer, datatype, count, offset, there, writable=True)
 
     def _move(self, function, region, buffer, datatype, count, offset, there, writable):
@@ -294,7 +325,9 @@ class Direct:
 
         try:
             # Called `memory` before mpi4py 4.
-            view = (MPI.buffer if hasattr(MPI, "buffer") else MPI.memory).frombuffer(buffer, readonly=not writable)
+            view = (MPI.buffer if hasattr(MPI, "buffer") else MPI.memory).frombuffer(
+                buffer, readonly=not writable
+            )
         except BufferError as error:
             raise RampoolError(f"the buffer cannot be used: {error}") from error
         here = Layout.bytes(view.nbytes) if datatype is None else Layout.of(datatype).contiguous(count)
@@ -302,6 +335,8 @@ class Direct:
             lower, extent = datatype.Get_true_extent()
             step = datatype.Get_extent()[1]
             if here.size and (lower < 0 or max(0, count - 1) * step + lower + extent > view.nbytes):
-                raise RampoolError(f"{count} elements of the datatype reach outside of the buffer's {view.nbytes} bytes")
+                raise RampoolError(
+                    f"{count} elements of the datatype reach outside of the buffer's {view.nbytes} bytes"
+                )
         target = Layout.bytes(here.size) if there is None else Layout.of(there[1]).contiguous(there[0])
         _call(function, self._open(), region._handle, offset, target._handle, view.address, here._handle)

@@ -1,15 +1,15 @@
 //! librampool: the C interface.
 //!
 //! ```text
-//!    lib     rampool.h: builder, pool, region, statistics, errors; only conversions around the crate `rampool`
-//!   shared  rampool.h too: the shared view
-//!   direct  rampool.h too: the direct view and its layouts
-//!    started rampool.h too: gets and puts of the direct view that are started now and waited for later
-//!    elements rampool.h too: updates, filters, totals and copies in the direct view
-//!    group    rampool.h too: totals for each key
-//!    handed  rampool.h too: regions handed over to other processes
-//!   queue   rampool.h too: the direct view's queues
-//!    shared_direct rampool.h too: shared regions in the direct view, for ranks and other processes
+//!   lib            rampool.h: builder, pool, region, statistics, errors: conversions around `rampool`
+//!   shared         rampool.h too: the shared view
+//!   direct         rampool.h too: the direct view and its layouts
+//!   started        rampool.h too: gets and puts of the direct view that are started now and waited for later
+//!   elements       rampool.h too: updates, filters, totals and copies in the direct view
+//!   group          rampool.h too: totals for each key
+//!   handed         rampool.h too: regions handed over to other processes
+//!   queue          rampool.h too: the direct view's queues
+//!   shared_direct  rampool.h too: shared regions in the direct view, for ranks and other processes
 //! ```
 //!
 //! Read `lib` first; the others are read on their own.
@@ -448,7 +448,12 @@ mod tests {
         ($($call:ident($($argument:expr),*);)*) => {$(
             // SAFETY: null is allowed everywhere.
             assert!(unsafe { $call($($argument),*) } == RampoolStatus::Invalid);
-            assert!(message().starts_with(concat!(stringify!($call), ": ")), "{} says: {}", stringify!($call), message());
+            assert!(
+                message().starts_with(concat!(stringify!($call), ": ")),
+                "{} says: {}",
+                stringify!($call),
+                message()
+            );
         )*};
     }
 
@@ -479,17 +484,34 @@ mod tests {
             rampool_direct_get(null_mut(), null(), 0, number.cast_mut(), 1);
             rampool_direct_put_layout(null_mut(), null(), 0, null(), number, null());
             rampool_direct_get_layout(null_mut(), null(), 0, null(), number.cast_mut(), null());
-            rampool_direct_accumulate(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number);
-            rampool_direct_fetch_op(null_mut(), null(), 0, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number, null_mut());
-            rampool_direct_compare_exchange(null_mut(), null(), 0, RAMPOOL_KIND_U64, number, number, null_mut());
+            rampool_direct_accumulate(
+                null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number
+            );
+            rampool_direct_fetch_op(
+                null_mut(), null(), 0, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number, null_mut()
+            );
+            rampool_direct_compare_exchange(
+                null_mut(), null(), 0, RAMPOOL_KIND_U64, number, number, null_mut()
+            );
             rampool_direct_sum(null_mut(), null(), 0, null(), 77, null(), &raw mut total);
-            rampool_direct_min(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), number.cast_mut(), &raw mut found);
-            rampool_direct_max(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), &raw mut found);
-            rampool_direct_select(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, &raw const filter, null_mut(), 0, &raw mut count);
-            rampool_direct_select_values(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), 0, null_mut());
+            rampool_direct_min(
+                null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), number.cast_mut(), &raw mut found
+            );
+            rampool_direct_max(
+                null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), &raw mut found
+            );
+            rampool_direct_select(
+                null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, &raw const filter, null_mut(), 0,
+                &raw mut count
+            );
+            rampool_direct_select_values(
+                null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), 0, null_mut()
+            );
             rampool_shared_direct_get(null(), 0, null_mut(), 1);
             rampool_shared_direct_put(null(), 0, null(), 1);
-            rampool_shared_direct_accumulate(null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number);
+            rampool_shared_direct_accumulate(
+                null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number
+            );
         }
         // SAFETY: the layout is freed once.
         unsafe {

@@ -1,4 +1,5 @@
-"""Random nested datatypes of mpi4py: what a decoded layout selects is what MPI packs. `mpi_datatypes.py SERVER SEED COUNT`"""
+"""Random nested datatypes of mpi4py: what a decoded layout selects is what MPI packs. `mpi_datatypes.py
+SERVER SEED COUNT`"""
 
 import math
 import pathlib
@@ -11,7 +12,10 @@ import rampool_mpi  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 REACH = 40_000
-NAMED = [MPI.CHAR, MPI.SHORT, MPI.INT, MPI.DOUBLE, MPI.LONG_DOUBLE, MPI.DOUBLE_INT, MPI.SHORT_INT, MPI.FLOAT_INT, MPI.TWOINT, MPI.BYTE]
+NAMED = [
+    MPI.CHAR, MPI.SHORT, MPI.INT, MPI.DOUBLE, MPI.LONG_DOUBLE, MPI.DOUBLE_INT, MPI.SHORT_INT, MPI.FLOAT_INT,
+    MPI.TWOINT, MPI.BYTE,
+]
 
 
 def random_type(dice, depth):
@@ -57,7 +61,10 @@ def random_darray(dice, part):
     """What a process of a grid has of an array of one to three dimensions."""
     if part.Get_size() == 0:
         return part.Dup()  # Open MPI 4.1 makes none of empty elements.
-    ways = [dice.choice([MPI.DISTRIBUTE_BLOCK, MPI.DISTRIBUTE_CYCLIC, MPI.DISTRIBUTE_NONE]) for _ in range(dice.randrange(1, 4))]
+    ways = [
+        dice.choice([MPI.DISTRIBUTE_BLOCK, MPI.DISTRIBUTE_CYCLIC, MPI.DISTRIBUTE_NONE])
+        for _ in range(dice.randrange(1, 4))
+    ]
     grid = [1 if way == MPI.DISTRIBUTE_NONE else dice.randrange(1, 4) for way in ways]
     sizes = [dice.randrange(processes, 9) for processes in grid]
     lengths = []
@@ -71,7 +78,8 @@ def random_darray(dice, part):
 
 
 def is_hollow(datatype):
-    """Whether a part of it is empty: of several elements of such a struct, Open MPI 4.1 packs other bytes than lie an extent apart."""
+    """Whether a part of it is empty: of several elements of such a struct, Open MPI 4.1 packs other bytes
+    than lie an extent apart."""
     if datatype.is_predefined:
         return False
     return datatype.Get_size() == 0 or any(is_hollow(part) for part in datatype.Get_contents()[-1])
@@ -98,7 +106,13 @@ def main():
     for number in range(wanted):
         datatype = random_type(dice, 4).Dup().Commit()
         (lower, extent), step = datatype.Get_true_extent(), datatype.Get_extent()[1]
-        if step <= 0 or lower < -REACH // 4 or lower + extent > REACH // 4 or step > REACH // 4 or datatype.Get_size() > REACH // 4:
+        if (
+            step <= 0
+            or lower < -REACH // 4
+            or lower + extent > REACH // 4
+            or step > REACH // 4
+            or datatype.Get_size() > REACH // 4
+        ):
             continue
         count = 1 if is_hollow(datatype) else 2
         layout = rampool_mpi.Layout.of(datatype).contiguous(count)
@@ -107,7 +121,9 @@ def main():
         # As many elements as extents fit the buffer.
         datatype.Pack(MPI.buffer.fromaddress(address + REACH, count * step), expected, 0, MPI.COMM_SELF)
         whole = MPI.buffer.fromaddress(address + REACH, REACH)
-        assert layout.pack(address + REACH) == bytes(expected[: layout.size]), f"datatype {number}: other bytes than MPI packs"
+        assert layout.pack(address + REACH) == bytes(expected[: layout.size]), (
+            f"datatype {number}: other bytes than MPI packs"
+        )
         if lower >= 0 and layout.size:
             direct.put(region, whole, datatype, count, offset=64)
             back = bytearray(layout.size)
@@ -121,13 +137,15 @@ def main():
         refused(wrong)
     # What C's types do not hold is not cut down to what they hold.
     direct.region("a", 8)
-    for wrong, why in ((lambda: direct.region("a\0b", 8), "NUL"),
-                       (lambda: direct.put(region, bytearray(8), offset=-8), "-8 "),
-                       (lambda: direct.put(region, bytearray(8), offset=1 << 64), f"{1 << 64} "),
-                       (lambda: direct.put(region, bytearray(8), MPI.INT, -1), "-1 "),
-                       (lambda: rampool_mpi.Layout.bytes(8).hvector(2, 1, 16 + (1 << 64)), f"{16 + (1 << 64)} "),
-                       (lambda: rampool_mpi.Layout.bytes(8).indexed([1 + (1 << 64)], [0]), f"{1 + (1 << 64)} "),
-                       (lambda: rampool_mpi.Direct(server=server + "\0=1M"), "NUL")):
+    for wrong, why in (
+        (lambda: direct.region("a\0b", 8), "NUL"),
+        (lambda: direct.put(region, bytearray(8), offset=-8), "-8 "),
+        (lambda: direct.put(region, bytearray(8), offset=1 << 64), f"{1 << 64} "),
+        (lambda: direct.put(region, bytearray(8), MPI.INT, -1), "-1 "),
+        (lambda: rampool_mpi.Layout.bytes(8).hvector(2, 1, 16 + (1 << 64)), f"{16 + (1 << 64)} "),
+        (lambda: rampool_mpi.Layout.bytes(8).indexed([1 + (1 << 64)], [0]), f"{1 + (1 << 64)} "),
+        (lambda: rampool_mpi.Direct(server=server + "\0=1M"), "NUL"),
+    ):
         assert why in refused(wrong)
     direct.close()
     for late in (lambda: direct.region("a", 8), lambda: direct.put(region, bytearray(8))):

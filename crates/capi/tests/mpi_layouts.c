@@ -13,7 +13,8 @@
 #define REACH 100000 /* bytes that a datatype may reach on either side */
 
 static unsigned long long state;
-static unsigned char buffer[2 * REACH], packed[2 * REACH], expected[2 * REACH], back[2 * REACH], image[2 * REACH];
+static unsigned char buffer[2 * REACH], packed[2 * REACH], expected[2 * REACH], back[2 * REACH],
+    image[2 * REACH];
 
 static int below(int n)
 {
@@ -21,7 +22,8 @@ static int below(int n)
     return (int)((state >> 33) % (unsigned long long)n);
 }
 
-/* Whether a part of the datatype is empty: of several elements of such a struct, Open MPI 4.1 packs other bytes than lie an extent apart. */
+/* Whether a part of the datatype is empty: of several elements of such a struct, Open MPI 4.1 packs other
+ * bytes than lie an extent apart. */
 static int hollow;
 
 /* What a process of a grid has of an array of one to three dimensions. */
@@ -50,8 +52,10 @@ static MPI_Datatype random_darray(MPI_Datatype part)
 static MPI_Datatype random_type(int depth)
 {
     static const int kinds = 13;
-    MPI_Datatype named[13] = {MPI_CHAR,      MPI_SHORT,    MPI_INT,      MPI_DOUBLE,          MPI_LONG_DOUBLE,      MPI_DOUBLE_INT, MPI_SHORT_INT,
-                              MPI_FLOAT_INT, MPI_LONG_INT, MPI_2INT,     MPI_LONG_DOUBLE_INT, MPI_C_DOUBLE_COMPLEX, MPI_BYTE};
+    MPI_Datatype named[13] = {
+        MPI_CHAR,      MPI_SHORT,     MPI_INT,      MPI_DOUBLE, MPI_LONG_DOUBLE,     MPI_DOUBLE_INT,
+        MPI_SHORT_INT, MPI_FLOAT_INT, MPI_LONG_INT, MPI_2INT,   MPI_LONG_DOUBLE_INT, MPI_C_DOUBLE_COMPLEX,
+        MPI_BYTE};
     MPI_Datatype type, part[4];
     int lengths[4], places[4], sizes[3], subsizes[3], starts[3], n, count = below(5), block = below(4);
     int stride = below(9) - 3, far_stride = below(400) - 100;
@@ -87,7 +91,8 @@ static MPI_Datatype random_type(int depth)
             starts[n] = below(sizes[n]);
             subsizes[n] = 1 + below(sizes[n] - starts[n]);
         }
-        MPI_Type_create_subarray(count, sizes, subsizes, starts, below(2) ? MPI_ORDER_C : MPI_ORDER_FORTRAN, part[0], &type);
+        MPI_Type_create_subarray(count, sizes, subsizes, starts, below(2) ? MPI_ORDER_C : MPI_ORDER_FORTRAN,
+                                 part[0], &type);
         break;
     case 9:
         MPI_Type_get_extent(part[0], &lower, &extent);
@@ -121,7 +126,8 @@ int main(int argc, char **argv)
         return 2;
     state = strtoull(argv[2], NULL, 10);
     count = atoi(argv[3]);
-    if (rampool_builder_set(builder, "server", argv[1]) != RAMPOOL_STATUS_OK || rampool_direct_open(builder, &direct) != RAMPOOL_STATUS_OK ||
+    if (rampool_builder_set(builder, "server", argv[1]) != RAMPOOL_STATUS_OK ||
+        rampool_direct_open(builder, &direct) != RAMPOOL_STATUS_OK ||
         rampool_direct_open_region(direct, "mpi", 2 * REACH, &region) != RAMPOOL_STATUS_OK)
         return fail("open", 0, NULL);
     for (n = 0; n < 2 * REACH; n++)
@@ -155,22 +161,27 @@ int main(int argc, char **argv)
         if ((uint64_t)position != size || memcmp(packed, expected, size) != 0)
             return fail("pack", n, "other bytes than MPI_Pack's");
         /* Gathered here, one after the other there. */
-        if (rampool_mpi_put(direct, region, buffer + REACH, (uint64_t)repeat, type, 0, size, MPI_BYTE, &why) != RAMPOOL_STATUS_OK)
+        if (rampool_mpi_put(direct, region, buffer + REACH, (uint64_t)repeat, type, 0, size, MPI_BYTE,
+                            &why) != RAMPOOL_STATUS_OK)
             return fail("put", n, why);
         memset(back, 0, sizeof back);
-        if (rampool_direct_get(direct, region, 0, back, size) != RAMPOOL_STATUS_OK || memcmp(back, expected, size) != 0)
+        if (rampool_direct_get(direct, region, 0, back, size) != RAMPOOL_STATUS_OK ||
+            memcmp(back, expected, size) != 0)
             return fail("put", n, "other bytes than MPI_Pack's");
         /* One after the other here, scattered there, and gathered from there: what MPI_Unpack makes of it. */
         memset(image, 0, sizeof image);
         if (rampool_direct_put(direct, region, 0, image, sizeof image) != RAMPOOL_STATUS_OK)
             return fail("clear", n, NULL);
-        if (rampool_mpi_put(direct, region, expected, size, MPI_BYTE, REACH, (uint64_t)repeat, type, &why) == RAMPOOL_STATUS_OK) {
+        if (rampool_mpi_put(direct, region, expected, size, MPI_BYTE, REACH, (uint64_t)repeat, type, &why) ==
+            RAMPOOL_STATUS_OK) {
             position = 0;
             MPI_Unpack(expected, (int)size, &position, image + REACH, repeat, type, MPI_COMM_SELF);
-            if (rampool_direct_get(direct, region, 0, back, sizeof back) != RAMPOOL_STATUS_OK || memcmp(back, image, sizeof back) != 0)
+            if (rampool_direct_get(direct, region, 0, back, sizeof back) != RAMPOOL_STATUS_OK ||
+                memcmp(back, image, sizeof back) != 0)
                 return fail("scatter", n, "other bytes than MPI_Unpack's");
             memset(back, 0, sizeof back);
-            if (rampool_mpi_get(direct, region, back + REACH, (uint64_t)repeat, type, REACH, (uint64_t)repeat, type, &why) != RAMPOOL_STATUS_OK ||
+            if (rampool_mpi_get(direct, region, back + REACH, (uint64_t)repeat, type, REACH, (uint64_t)repeat,
+                                type, &why) != RAMPOOL_STATUS_OK ||
                 memcmp(back, image, sizeof back) != 0)
                 return fail("get", n, why);
             scattered++;
@@ -185,5 +196,7 @@ int main(int argc, char **argv)
     rampool_builder_free(builder);
     printf("%d datatypes, %d of them scattered\n", checked, scattered);
     MPI_Finalize();
-    return checked > count / 2 && scattered > count / 8 ? 0 : fail("coverage", 0, "too few datatypes were checked");
+    return checked > count / 2 && scattered > count / 8
+               ? 0
+               : fail("coverage", 0, "too few datatypes were checked");
 }

@@ -120,7 +120,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_was_heard_is_forgotten_and_few_lines_say_it(heard in proptest::collection::vec((0u64..50, 0u32..12), 0..400)) {
+        fn nothing_that_was_heard_is_forgotten_and_few_lines_say_it(
+            heard in proptest::collection::vec((0u64..50, 0u32..12), 0..400),
+        ) {
             let (mut limiter, mut now, mut told, mut lines) = (LogLimiter::new(100, 4), 0, 0, 0);
             for (pause, what) in &heard {
                 now += pause;

@@ -44,7 +44,8 @@ mod tests {
 
     fn text(avg10: &str) -> String {
         format!(
-            "some avg10=99.00 avg60=99.00 avg300=1.00 total=5\nfull avg10={avg10} avg60=99.00 avg300=0.00 total=4\n"
+            "some avg10=99.00 avg60=99.00 avg300=1.00 total=5\n\
+             full avg10={avg10} avg60=99.00 avg300=0.00 total=4\n"
         )
     }
 

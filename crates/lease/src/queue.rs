@@ -4,7 +4,7 @@
 //! ```text
 //!   push ──> waiting for room ──> ready ──> held by a receiver ──> done
 //!                                   ▲              │
-//!                                   └──────────────┘  given back, or the receiver is gone: flagged as redelivered
+//!                                   └──────────────┘  given back, or the receiver is gone: redelivered
 //! ```
 //! A sender names a queue, never an address. A queue is bounded in messages and bytes; a sender that finds it
 //! full waits for room, in order of arrival, or is told that it is full. A message that was taken stays until

@@ -362,7 +362,10 @@ mod tests {
     proptest! {
         /// Over any time, no more than the rate, and what may be taken at once, and one request.
         #[test]
-        fn a_rate_holds_for_any_pattern(gaps in prop::collection::vec((0..200_000_000u64, 1..100_000u64), 1..80), rate in 1_000..1_000_000u64) {
+        fn a_rate_holds_for_any_pattern(
+            gaps in prop::collection::vec((0..200_000_000u64, 1..100_000u64), 1..80),
+            rate in 1_000..1_000_000u64,
+        ) {
             let (mut now, mut bucket, mut moved, mut largest) = (0, Rate::default(), 0, 0);
             for (gap, bytes) in gaps {
                 now += gap;
@@ -371,11 +374,15 @@ mod tests {
                     moved += bytes;
                     largest = largest.max(bytes);
                 }
-                let most = u128::from(rate) * u128::from(now + BURST_NS) / 1_000_000_000 + u128::from(largest);
+                let most =
+                    u128::from(rate) * u128::from(now + BURST_NS) / 1_000_000_000 + u128::from(largest);
                 prop_assert!(u128::from(moved) <= most + 80, "{moved} {most}");
             }
             // A tenant with something to send is never kept out for longer than what it has sent takes.
-            prop_assert!(u128::from(bucket.next_ns().saturating_sub(now)) <= u128::from(largest) * 1_000_000_000 / u128::from(rate) + 1);
+            prop_assert!(
+                u128::from(bucket.next_ns().saturating_sub(now))
+                    <= u128::from(largest) * 1_000_000_000 / u128::from(rate) + 1
+            );
         }
     }
 }

@@ -482,8 +482,17 @@ fn command() -> impl Strategy<Value = Command> {
         BlockStatus,
         Unknown,
     ];
-    let offset = prop_oneof![6 => 0..DISK_BYTES, 3 => (0..DISK_BYTES / 4096).prop_map(|page| page * 4096), 1 => any::<u64>()];
-    let len = prop_oneof![4 => 0..20_000u32, 3 => (0..40u32).prop_map(|pages| pages * 4096), 1 => 200_000..1_500_000u32, 1 => any::<u32>()];
+    let offset = prop_oneof![
+        6 => 0..DISK_BYTES,
+        3 => (0..DISK_BYTES / 4096).prop_map(|page| page * 4096),
+        1 => any::<u64>(),
+    ];
+    let len = prop_oneof![
+        4 => 0..20_000u32,
+        3 => (0..40u32).prop_map(|pages| pages * 4096),
+        1 => 200_000..1_500_000u32,
+        1 => any::<u32>(),
+    ];
     let flags =
         prop_oneof![6 => Just(0), 3 => Just(1), 3 => (0..5).prop_map(|bit| 1u16 << bit), 1 => any::<u16>()];
     (proptest::sample::select(kinds), flags, any::<u64>(), offset, len, any::<u8>()).prop_map(
@@ -493,6 +502,19 @@ fn command() -> impl Strategy<Value = Command> {
             Command { kind, flags, cookie, offset, len, fill }
         },
     )
+}
+
+/// Extents lie within the command, one where it asks for one, and say zero only where all bytes are.
+fn check_extents(extents: &[(u32, u32)], command: &Command, model: &[u8]) {
+    let total: u64 = extents.iter().map(|(len, _)| u64::from(*len)).sum();
+    assert!(total > 0 && total <= command.len.into());
+    assert!(command.flags & 8 == 0 || extents.len() == 1);
+    let mut at = usize::try_from(command.offset).unwrap();
+    for (len, flags) in extents {
+        assert!(*flags == 0 || *flags == 3);
+        assert!(*flags == 0 || model[at..at + *len as usize].iter().all(|byte| *byte == 0));
+        at += *len as usize;
+    }
 }
 
 proptest! {
@@ -505,7 +527,10 @@ proptest! {
         cuts in proptest::collection::vec(prop_oneof![1..40usize, 1..70_000usize, Just(usize::MAX)], 8),
     ) {
         let mut which = 0;
-        let mut cuts = || { which += 1; cuts[which % cuts.len()] };
+        let mut cuts = || {
+            which += 1;
+            cuts[which % cuts.len()]
+        };
         let allocation = structured && allocation;
         let style = Style { structured, allocation, old, no_zeroes };
         let mut shell = connect(style, DISK_BYTES, Disk::new(DISK_BYTES), &mut cuts);
@@ -529,7 +554,8 @@ proptest! {
                 prop_assert_eq!(answer.error, error);
                 continue;
             }
-            let range = || usize::try_from(command.offset).unwrap()..usize::try_from(command.offset).unwrap() + command.len as usize;
+            let first = || usize::try_from(command.offset).unwrap();
+            let range = || first()..first() + command.len as usize;
             if failed {
                 prop_assert_eq!(answer.error, 5);
                 // What was carried out before it failed is anybody's guess.
@@ -546,22 +572,16 @@ proptest! {
                 }
                 Kind::Write => model[range()].copy_from_slice(&command.data()),
                 Kind::Trim | Kind::WriteZeroes => model[range()].fill(0),
-                Kind::BlockStatus => {
-                    let total: u64 = answer.extents.iter().map(|(len, _)| u64::from(*len)).sum();
-                    prop_assert!(total > 0 && total <= command.len.into());
-                    prop_assert!(command.flags & 8 == 0 || answer.extents.len() == 1);
-                    let mut at = usize::try_from(command.offset).unwrap();
-                    for (len, flags) in answer.extents {
-                        prop_assert!(flags == 0 || flags == 3);
-                        prop_assert!(flags == 0 || model[at..at + len as usize].iter().all(|byte| *byte == 0));
-                        at += len as usize;
-                    }
-                }
+                Kind::BlockStatus => check_extents(&answer.extents, command, &model),
                 Kind::Flush | Kind::Cache | Kind::Unknown | Kind::Disconnect => {}
             }
         }
         // Bounded: a slice with its heads, or the extents of a status.
-        prop_assert!(shell.most_sent_at_once <= SLICE_BYTES as usize + 65 * 28 + 16, "{} bytes at once", shell.most_sent_at_once);
+        prop_assert!(
+            shell.most_sent_at_once <= SLICE_BYTES as usize + 65 * 28 + 16,
+            "{} bytes at once",
+            shell.most_sent_at_once
+        );
         let bye = Command { kind: Kind::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0, fill: 0 };
         send(&mut shell, &bye.encode(), &mut cuts);
         prop_assert_eq!(shell.end, Some(End::Goodbye));
@@ -572,8 +592,15 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_end_a_session_or_are_taken_or_waited_for(bytes in proptest::collection::vec(any::<u8>(), 0..200), style: (bool, bool)) {
-        let mut shell = connect(Style { structured: style.0, allocation: style.0, old: style.1, no_zeroes: true }, DISK_BYTES, Disk::new(DISK_BYTES), &mut || usize::MAX);
+    fn any_bytes_end_a_session_or_are_taken_or_waited_for(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200), style: (bool, bool),
+    ) {
+        let mut shell = connect(
+            Style { structured: style.0, allocation: style.0, old: style.1, no_zeroes: true },
+            DISK_BYTES,
+            Disk::new(DISK_BYTES),
+            &mut || usize::MAX,
+        );
         shell.receive(&bytes);
         let mut shell = Shell::new(&exports(DISK_BYTES), Disk::new(DISK_BYTES));
         shell.receive(&bytes);

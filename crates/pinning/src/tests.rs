@@ -170,7 +170,8 @@ fn spans() -> impl Strategy<Value = Span> {
 fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (spans(), prop::bool::weighted(0.85)).prop_map(|(span, finish)| Step::Ask(span, finish)),
-        2 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, worked)| Step::Finish(which, worked)),
+        2 => (any::<usize>(), prop::bool::weighted(0.8))
+            .prop_map(|(which, worked)| Step::Finish(which, worked)),
         7 => any::<usize>().prop_map(Step::Release),
         3 => spans().prop_map(Step::Change),
         1 => (PAGES / 2..PAGES * 2).prop_map(Step::Allow),
@@ -179,7 +180,11 @@ fn steps() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn no_look_up_finds_pages_that_are_gone(

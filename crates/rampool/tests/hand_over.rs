@@ -187,7 +187,11 @@ fn a_full_lease_says_so_and_the_owner_goes_on() {
     fill(&region, 1);
     let error = region.hand_over().unwrap_err();
     assert!(
-        matches!(&error, HandOverError::NotCopied(why) if why.contains("127.0.0.1") && why.contains("of this lease left")),
+        matches!(
+            &error,
+            HandOverError::NotCopied(why)
+                if why.contains("127.0.0.1") && why.contains("of this lease left")
+        ),
         "{error}"
     );
     for n in 0..BYTES / 8 {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 pub enum NotFound {
     #[error("the path of this binary is unknown: {0}")]
     Binary(#[from] io::Error),
-    #[error("{name} is not in the directory of {} nor in ../lib/rampool; set {variable} to its path", binary.display())]
+    #[error("{name} is not in the directory of {binary} nor in ../lib/rampool; set {variable} to its path")]
     Library { name: &'static str, binary: PathBuf, variable: &'static str },
-    #[error("{name} is not in the directory of {}; install it there", binary.display())]
+    #[error("{name} is not in the directory of {binary}; install it there")]
     Program { name: &'static str, binary: PathBuf },
 }
 

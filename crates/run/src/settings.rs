@@ -12,11 +12,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::SystemTime;
 
-use rampool_kernel::probe::FaultMode;
-use rampool_wire::session::Encryption;
-
 use rampool_client::pool::{LeaseTicket, TicketError};
+use rampool_kernel::probe::FaultMode;
 use rampool_net::transport::SameHost;
+use rampool_wire::session::Encryption;
 
 /// Names the run's directory to the agent.
 pub const RUN_DIR_VARIABLE: &str = "RAMPOOL_RUN_DIR";
@@ -92,7 +91,8 @@ impl Settings {
 
     fn text(&self) -> String {
         let mut text = format!(
-            "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nfault_mode = {}\nevict_by_copy = {}\nverify = {}\nop_deadline_ms = {}\n\
+            "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\n\
+             prefetch_bytes = {}\nfault_mode = {}\nevict_by_copy = {}\nverify = {}\nop_deadline_ms = {}\n\
              compression = {}\nspin_us = {}\nfollow_faults = {}\n",
             self.ticket,
             self.encryption,

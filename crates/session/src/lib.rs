@@ -35,7 +35,7 @@
 //!     -> Up           Attached by the same run, as the same member: what had no answer is asked again
 //!     -> Pausing      as above
 //!   Pausing, Connecting, Attaching
-//!     -> Lost         the grace time or the deadline is over, the server refuses for good, or another run answers
+//!     -> Lost         the grace time or the deadline is over, the server refuses, or another run answers
 //!   Lost        one Close, one Lost, then every operation that needed the server ends
 //! ```
 //!
@@ -80,19 +80,19 @@
 //!
 //! ```text
 //!   Well        up, and not suspected; it may be slow (`hedge.rs`)
-//!     -> Suspect   silent for 20 ms, or 4 times as long as late answers took        fetches go to the other holder,
-//!     -> Away      the connection is broken                                         stores wait
+//!     -> Suspect   silent for 20 ms, or 4 times what late answers took     fetches go to the other holder,
+//!     -> Away      the connection is broken                                stores wait
 //!   Suspect, Away
-//!     -> Well      an answer; attached again                                        nothing was missed
-//!     -> Absent    where every page has another holder that is there:               stores end without it, and are
-//!                  after 150 ms of silence or without a connection                  in its missed set
+//!     -> Well      an answer; attached again                               nothing was missed
+//!     -> Absent    where every page has another holder that is there:      stores end without it, and are
+//!                  after 150 ms of silence or without a connection         in its missed set
 //!   Absent
-//!     -> Behind    attached again by the same run                                   stores go there again; fetches,
-//!     -> Lost      another run, a refusal, or a minute                              of what is not in the set
+//!     -> Behind    attached again by the same run                          stores go there again; fetches,
+//!     -> Lost      another run, a refusal, or a minute                     of what is not in the set
 //!   Behind
 //!     -> Well      its missed set is empty
 //!   Lost
-//!     -> Absent    the shell knows of another lease there (Renew)                   it has no region, has missed all
+//!     -> Absent    the shell knows of another lease there (Renew)          it has no region, has missed all
 //! ```
 //!
 //! A server that is behind gets what it has missed in *pieces* ([`Output::Piece`]): a fetch from the

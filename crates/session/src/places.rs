@@ -4,7 +4,7 @@
 //! ```text
 //!            Put submitted          its answer
 //!   unknown ---------------> changing ---------> known ---> read there: the generation and the checksum
-//!      ^  \_______________________________________^ |       must be those of the entry, or else it is asked for
+//!      ^  \_______________________________________^ |       must be the entry's, or else it is asked for
 //!      |        the answer to a Get                 |
 //!      `--- Discard; or a read that did not fit ----'
 //! ```

@@ -3,6 +3,7 @@
 
 use crate::Status;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
+use std::{ffi::CStr, mem::transmute};
 
 /// The oldest API that this crate uses.
 pub const API: (c_uint, c_uint) = (1, 12);
@@ -164,7 +165,7 @@ macro_rules! functions {
             ///
             /// # Safety
             /// `find` returns UCX's function of that name.
-            pub unsafe fn find(mut find: impl FnMut(&std::ffi::CStr) -> *mut c_void) -> Result<Self, &'static str> {
+            pub unsafe fn find(mut find: impl FnMut(&CStr) -> *mut c_void) -> Result<Self, &'static str> {
                 $(
                     let $field = find($symbol);
                     if $field.is_null() {
@@ -173,7 +174,9 @@ macro_rules! functions {
                 )*
                 Ok(Self { $(
                     // SAFETY: it is the function of this name, whose signature `ucp.h` gives so.
-                    $field: unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>($field) },
+                    $field: unsafe {
+                        transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>($field)
+                    },
                 )* })
             }
         }
@@ -186,22 +189,28 @@ functions! {
     config_read: c"ucp_config_read" fn(*const c_char, *const c_char, *mut *mut Config) -> Status;
     config_modify: c"ucp_config_modify" fn(*mut Config, *const c_char, *const c_char) -> Status;
     config_release: c"ucp_config_release" fn(*mut Config);
-    init_version: c"ucp_init_version" fn(c_uint, c_uint, *const ContextParams, *const Config, *mut *mut RawContext) -> Status;
+    init_version: c"ucp_init_version"
+        fn(c_uint, c_uint, *const ContextParams, *const Config, *mut *mut RawContext) -> Status;
     cleanup: c"ucp_cleanup" fn(*mut RawContext);
     context_query: c"ucp_context_query" fn(*mut RawContext, *mut ContextAttributes) -> Status;
     context_print: c"ucp_context_print_info" fn(*const RawContext, *mut libc::FILE);
-    worker_create: c"ucp_worker_create" fn(*mut RawContext, *const WorkerParams, *mut *mut RawWorker) -> Status;
+    worker_create: c"ucp_worker_create"
+        fn(*mut RawContext, *const WorkerParams, *mut *mut RawWorker) -> Status;
     worker_destroy: c"ucp_worker_destroy" fn(*mut RawWorker);
-    worker_get_address: c"ucp_worker_get_address" fn(*mut RawWorker, *mut *mut Address, *mut size_t) -> Status;
+    worker_get_address: c"ucp_worker_get_address"
+        fn(*mut RawWorker, *mut *mut Address, *mut size_t) -> Status;
     worker_release_address: c"ucp_worker_release_address" fn(*mut RawWorker, *mut Address);
     worker_get_efd: c"ucp_worker_get_efd" fn(*mut RawWorker, *mut c_int) -> Status;
     worker_arm: c"ucp_worker_arm" fn(*mut RawWorker) -> Status;
     worker_progress: c"ucp_worker_progress" fn(*mut RawWorker) -> c_uint;
     set_am_handler: c"ucp_worker_set_am_recv_handler" fn(*mut RawWorker, *const AmHandlerParams) -> Status;
-    endpoint_create: c"ucp_ep_create" fn(*mut RawWorker, *const EndpointParams, *mut *mut RawEndpoint) -> Status;
+    endpoint_create: c"ucp_ep_create"
+        fn(*mut RawWorker, *const EndpointParams, *mut *mut RawEndpoint) -> Status;
     endpoint_close: c"ucp_ep_close_nbx" fn(*mut RawEndpoint, *const RequestParams) -> *mut c_void;
     endpoint_flush: c"ucp_ep_flush_nbx" fn(*mut RawEndpoint, *const RequestParams) -> *mut c_void;
-    am_send: c"ucp_am_send_nbx" fn(*mut RawEndpoint, c_uint, *const c_void, size_t, *const c_void, size_t, *const RequestParams) -> *mut c_void;
+    am_send: c"ucp_am_send_nbx"
+        fn(*mut RawEndpoint, c_uint, *const c_void,
+            size_t, *const c_void, size_t, *const RequestParams) -> *mut c_void;
     am_release: c"ucp_am_data_release" fn(*mut RawWorker, *mut c_void);
     request_status: c"ucp_request_check_status" fn(*mut c_void) -> Status;
     request_free: c"ucp_request_free" fn(*mut c_void);

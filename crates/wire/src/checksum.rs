@@ -41,11 +41,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_parts_it_is_that_of_the_whole(bytes in prop::collection::vec(any::<u8>(), 0..5000), at: prop::sample::Index) {
+        fn in_parts_it_is_that_of_the_whole(
+            bytes in prop::collection::vec(any::<u8>(), 0..5000), at: prop::sample::Index,
+        ) {
             let (a, b) = bytes.split_at(at.index(bytes.len() + 1));
             // Bit by bit, as the polynomial says.
             let plainly = !bytes.iter().fold(!0u32, |crc, byte| {
-                (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
+                (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+                    if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 }
+                })
             });
             prop_assert_eq!(crc32c(&bytes), plainly);
             prop_assert_eq!(crc32c_append(crc32c(a), b), plainly);

@@ -365,7 +365,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_scan_in_parts_is_the_scan_of_all(
-            values in prop::collection::vec(-50..50i64, 0..60), cut in 0..60usize, low in -60..60i64, span in 0..60i64,
+            values in prop::collection::vec(-50..50i64, 0..60),
+            cut in 0..60usize,
+            low in -60..60i64,
+            span in 0..60i64,
             (test, want) in (0..8usize, 0..6usize).prop_map(|(t, w)| (Test::ALL[t], Want::ALL[w])),
         ) {
             let high = low + span;
@@ -398,12 +401,23 @@ mod tests {
             prop_assert_eq!(joined.count, matching.len() as u64);
             match want {
                 Want::Count => prop_assert!(out.is_empty()),
-                Want::Sum => prop_assert_eq!(i128::from_le_bytes(joined.value), matching.iter().map(|v| i128::from(*v)).sum::<i128>()),
-                Want::Min => prop_assert_eq!(i64::read(&joined.value), matching.iter().copied().min().unwrap_or(0)),
-                Want::Max => prop_assert_eq!(i64::read(&joined.value), matching.iter().copied().max().unwrap_or(0)),
+                Want::Sum => prop_assert_eq!(
+                    i128::from_le_bytes(joined.value),
+                    matching.iter().map(|v| i128::from(*v)).sum::<i128>()
+                ),
+                Want::Min => {
+                    prop_assert_eq!(i64::read(&joined.value), matching.iter().copied().min().unwrap_or(0))
+                }
+                Want::Max => {
+                    prop_assert_eq!(i64::read(&joined.value), matching.iter().copied().max().unwrap_or(0))
+                }
                 Want::Values => prop_assert_eq!(out, bytes(&matching)),
                 Want::Positions => {
-                    let positions: Vec<u8> = (0u32..).zip(&values).filter(|(_, v)| counts(**v)).flat_map(|(n, _)| n.to_le_bytes()).collect();
+                    let positions: Vec<u8> = (0u32..)
+                        .zip(&values)
+                        .filter(|(_, v)| counts(**v))
+                        .flat_map(|(n, _)| n.to_le_bytes())
+                        .collect();
                     prop_assert_eq!(out, positions);
                 }
             }

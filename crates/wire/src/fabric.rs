@@ -214,28 +214,28 @@ mod tests {
         /// Two sides send, read and report in any order: neither window is ever exceeded, and a side that
         /// reads everything lets the other continue.
         #[test]
-        fn windows_hold_and_never_close_for_good(steps in prop::collection::vec((any::<bool>(), 0..3u8), 0..400), windows in (1..9u32, 1..9u32)) {
+        fn windows_hold_and_never_close_for_good(
+            steps in prop::collection::vec((any::<bool>(), 0..3u8), 0..400), windows in (1..9u32, 1..9u32),
+        ) {
             let mut sides = [Flow::new(windows.0, windows.1), Flow::new(windows.1, windows.0)];
             let mut waiting = [0u64; 2];
-            let settle = |sides: &mut [Flow; 2], who: usize, what: u8, waiting: &mut [u64; 2]| {
-                match what {
-                    0 if sides[who].may_send() => {
-                        let read = sides[who].read();
-                        sides[who].has_sent();
-                        waiting[1 - who] += 1;
-                        sides[1 - who].hears(read).unwrap();
-                    }
-                    1 if waiting[who] > 0 => {
-                        waiting[who] -= 1;
-                        sides[who].has_read();
-                    }
-                    2 if sides[who].should_tell() => {
-                        let read = sides[who].read();
-                        sides[who].has_told();
-                        sides[1 - who].hears(read).unwrap();
-                    }
-                    _ => {}
+            let settle = |sides: &mut [Flow; 2], who: usize, what: u8, waiting: &mut [u64; 2]| match what {
+                0 if sides[who].may_send() => {
+                    let read = sides[who].read();
+                    sides[who].has_sent();
+                    waiting[1 - who] += 1;
+                    sides[1 - who].hears(read).unwrap();
                 }
+                1 if waiting[who] > 0 => {
+                    waiting[who] -= 1;
+                    sides[who].has_read();
+                }
+                2 if sides[who].should_tell() => {
+                    let read = sides[who].read();
+                    sides[who].has_told();
+                    sides[1 - who].hears(read).unwrap();
+                }
+                _ => {}
             };
             for (who, what) in steps {
                 settle(&mut sides, usize::from(who), what, &mut waiting);

@@ -183,7 +183,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn places_come_back_as_they_were(list in prop::collection::vec((any::<u32>(), any::<u32>(), 0..=4096u32), 0..99)) {
+        fn places_come_back_as_they_were(
+            list in prop::collection::vec((any::<u32>(), any::<u32>(), 0..=4096u32), 0..99),
+        ) {
             let places: Vec<Place> =
                 list.iter().map(|&(granule, generation, len)| Place { granule, generation, len }).collect();
             let mut table = vec![9; 8];
@@ -197,7 +199,9 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_tables_never_panic(table in prop::collection::vec(any::<u8>(), 0..200), pages in 0..20usize) {
+        fn arbitrary_tables_never_panic(
+            table in prop::collection::vec(any::<u8>(), 0..200), pages in 0..20usize,
+        ) {
             let mut places = Vec::new();
             if parse_places(&table, pages, &mut places).is_ok() {
                 prop_assert!(places.iter().all(|place| place.len <= 4096));

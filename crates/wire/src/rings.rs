@@ -385,7 +385,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_parsed_or_refused(bytes in any::<[u8; OFFER_BYTES]>(), altered in 0..OFFER_BYTES, by in 1u8..) {
+        fn any_bytes_are_parsed_or_refused(
+            bytes in any::<[u8; OFFER_BYTES]>(), altered in 0..OFFER_BYTES, by in 1u8..,
+        ) {
             if let Ok(offer) = Offer::parse(&bytes) {
                 prop_assert_eq!(offer.encode(), bytes);
             }

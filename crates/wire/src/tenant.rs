@@ -165,7 +165,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_or_come_back(bytes in any::<[u8; TENANT_BYTES]>(), len in 0..34u8, text in "[a-z0-9.-]{31}") {
+        fn any_bytes_are_refused_or_come_back(
+            bytes in any::<[u8; TENANT_BYTES]>(), len in 0..34u8, text in "[a-z0-9.-]{31}",
+        ) {
             let mut bytes = bytes;
             bytes[4] = len;
             bytes[5..36].copy_from_slice(text.as_bytes());

@@ -1,9 +1,12 @@
-/* Threads allocate, check, move and free blocks through whichever `malloc` is loaded, and are preempted while it gives memory back.
+/* Threads allocate, check, move and free blocks through whichever `malloc` is loaded, and are preempted while
+   it gives memory back.
    Usage: allocate SEED SECONDS THREADS MIB
 
-   Allocators give freed memory up by madvise and count on it being zero later: `calloc` hands it out as it is. Every byte of every block is checked when the block
-   is freed, moved or met again, and what `calloc` returns must be zero. Blocks are freed by other threads than those that made them. A thread frees at idle priority
-   now and then, on a CPU that another one wants, and jemalloc's purging threads always run at idle priority. */
+   Allocators give freed memory up by madvise and count on it being zero later: `calloc` hands it out as it
+   is. Every byte of every block is checked when the block is freed, moved or met again, and what `calloc`
+   returns must be zero. Blocks are freed by other threads than those that made them. A thread frees at idle
+   priority now and then, on a CPU that another one wants, and jemalloc's purging threads always run at idle
+   priority. */
 #include "common.h"
 #include <dirent.h>
 #include <malloc.h>
@@ -52,7 +55,8 @@ static size_t words_of(const struct block *b) { return (b->bytes - sizeof *b) / 
 static void check_words(const struct block *b, size_t count, const char *when) {
     for (size_t k = 0; k < count; k++)
         if (b->words[k] != mix(b->tag ^ k))
-            FAIL("%s: seed %lu word %zu of a block of %zu bytes at %p is %#lx, should be %#lx", when, seed, k, b->bytes, (void *)b, b->words[k], mix(b->tag ^ k));
+            FAIL("%s: seed %lu word %zu of a block of %zu bytes at %p is %#lx, should be %#lx", when, seed, k,
+                 b->bytes, (void *)b, b->words[k], mix(b->tag ^ k));
 }
 static void fill(struct block *b, size_t bytes, uint64_t tag) {
     b->bytes = bytes;
@@ -71,7 +75,9 @@ static struct block *make(uint64_t *state) {
         b = calloc(1, bytes);
         CHECK(b);
         for (size_t k = 0; k < bytes / 8; k++)
-            if (((uint64_t *)b)[k]) FAIL("seed %lu: calloc returns word %zu of %zu bytes at %p as %#lx", seed, k, bytes, (void *)b, ((uint64_t *)b)[k]);
+            if (((uint64_t *)b)[k])
+                FAIL("seed %lu: calloc returns word %zu of %zu bytes at %p as %#lx", seed, k, bytes,
+                     (void *)b, ((uint64_t *)b)[k]);
         zeroed++;
     } else {
         b = malloc(bytes);
@@ -137,7 +143,9 @@ static void slow_purgers(void) {
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0) continue;
         struct sched_param none = {0};
-        if (read(fd, name, sizeof name - 1) > 0 && strstr(name, "jemalloc_bg") && sched_setscheduler(atoi(task->d_name), SCHED_IDLE, &none) == 0) purgers_slowed++;
+        if (read(fd, name, sizeof name - 1) > 0 && strstr(name, "jemalloc_bg") &&
+            sched_setscheduler(atoi(task->d_name), SCHED_IDLE, &none) == 0)
+            purgers_slowed++;
         close(fd);
     }
     closedir(tasks);
@@ -155,15 +163,19 @@ int main(int argc, char **argv) {
     uint64_t state = mix(seed);
     for (size_t at = 0; at < slots; at++) table[at] = make(&state);
     CHECK(pthread_create(&busy, NULL, hog, NULL) == 0);
-    for (size_t i = 0; i < count; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)(uintptr_t)i) == 0);
+    for (size_t i = 0; i < count; i++)
+        CHECK(pthread_create(&threads[i], NULL, work, (void *)(uintptr_t)i) == 0);
     usleep(50000);
     slow_purgers();
     while (now_us() < end) usleep(10000);
     over = 1;
     for (size_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
     pthread_join(busy, NULL);
-    for (size_t at = 0; at < slots; at++) if (table[at]) check_words(table[at], words_of(table[at]), "at the end");
-    fprintf(stderr, "allocated %zu blocks, %zu of them by calloc, %zu moved; %zu purging threads at idle priority\n", made, zeroed, moved, purgers_slowed);
+    for (size_t at = 0; at < slots; at++)
+        if (table[at]) check_words(table[at], words_of(table[at]), "at the end");
+    fprintf(stderr,
+            "allocated %zu blocks, %zu of them by calloc, %zu moved; %zu purging threads at idle priority\n",
+            made, zeroed, moved, purgers_slowed);
     printf("ok\n");
     return 0;
 }

@@ -1,7 +1,8 @@
 /* Two arrays, and a test that says when to go on: `behind DIRECTORY 0|1`.
  *
  * 1. writes both, says "stored"
- * 2. at the file "1": writes the second one anew and reads the first one, so that the second one leaves; says "behind"
+ * 2. at the file "1": writes the second one anew and reads the first one, so that the second one leaves; says
+ *    "behind"
  * 3. at the file "2": reads the beginning of the first one; says "read"
  * 4. at the file "3": reads all of the first one, or with 1 all of the second one, and says "all right"
  */

@@ -17,7 +17,13 @@
 #define WORDS (PAGE / 8)
 #define MIB (1UL << 20)
 
-#define FAIL(...) do { fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); fprintf(stderr, __VA_ARGS__); fprintf(stderr, " (errno %d)\n", errno); _exit(3); } while (0)
+#define FAIL(...)                                                                                            \
+    do {                                                                                                     \
+        fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                      \
+        fprintf(stderr, __VA_ARGS__);                                                                        \
+        fprintf(stderr, " (errno %d)\n", errno);                                                             \
+        _exit(3);                                                                                            \
+    } while (0)
 #define CHECK(c) do { if (!(c)) FAIL("%s does not hold", #c); } while (0)
 
 static inline uint64_t mix(uint64_t x) {
@@ -43,7 +49,9 @@ static inline unsigned check_page(const void *page, uint64_t tag) {
 }
 static inline void must_be(const void *page, uint64_t tag, const char *what) {
     unsigned k = check_page(page, tag);
-    if (k != WORDS) FAIL("%s: page %p word %u is %#lx and should be %#lx", what, page, k, ((volatile uint64_t *)page)[k], word_of(tag, k));
+    if (k != WORDS)
+        FAIL("%s: page %p word %u is %#lx and should be %#lx", what, page, k, ((volatile uint64_t *)page)[k],
+             word_of(tag, k));
 }
 static inline void *map_pages(size_t pages) {
     void *p = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

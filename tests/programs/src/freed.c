@@ -1,5 +1,5 @@
-/* MADV_FREE over memory that is here, that is away, and that came back for reading: each page reads as what it was or as zeroes, as a whole, and what is
-   written afterwards stays. Usage: freed BALLAST_MIB */
+/* MADV_FREE over memory that is here, that is away, and that came back for reading: each page reads as what
+   it was or as zeroes, as a whole, and what is written afterwards stays. Usage: freed BALLAST_MIB */
 #include "common.h"
 
 #define PAGES 1024UL
@@ -31,7 +31,8 @@ int main(int argc, char **argv) {
             if ((p - first) % 3 == 0) must_be(page(p), tag + PAGES + p, "written after it was given up");
             else old_or_zero(p, tag + p);
         }
-        for (size_t p = first; p < first + count; p++) if ((p - first) % 3 == 1) fill_page(page(p), tag + 2 * PAGES + p);
+        for (size_t p = first; p < first + count; p++)
+            if ((p - first) % 3 == 1) fill_page(page(p), tag + 2 * PAGES + p);
         press();
         press();
         for (size_t p = 0; p < PAGES; p++) {

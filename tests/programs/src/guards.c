@@ -1,6 +1,8 @@
-/* Guards (MADV_GUARD_INSTALL) over memory that is here and that is away: an access is a segmentation fault, the memory around stays, and when the guard is gone
-   the pages read as zeroes. Usage: guards BALLAST_MIB [bare]   With `bare` the system call is made without the
-   C library, on memory that is here: says what is read when the guard is gone. */
+/* Guards (MADV_GUARD_INSTALL) over memory that is here and that is away: an access is a segmentation fault,
+   the memory around stays, and when the guard is gone the pages read as zeroes.
+   Usage: guards BALLAST_MIB [bare]
+   With `bare` the system call is made without the C library, on memory that is here: says what is read when
+   the guard is gone. */
 #include "common.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -35,7 +37,8 @@ int main(int argc, char **argv) {
     ballast(strtoul(argv[1], NULL, 0) * MIB);
     if (argc > 2 && strcmp(argv[2], "bare") == 0) {
         for (size_t p = 0; p < PAGES; p++) fill_page(page(p), p + 1);
-        CHECK(syscall(SYS_madvise, page(PAGES - 1), PAGE, MADV_GUARD_INSTALL) == 0 && syscall(SYS_madvise, page(PAGES - 1), PAGE, MADV_GUARD_REMOVE) == 0);
+        CHECK(syscall(SYS_madvise, page(PAGES - 1), PAGE, MADV_GUARD_INSTALL) == 0 &&
+              syscall(SYS_madvise, page(PAGES - 1), PAGE, MADV_GUARD_REMOVE) == 0);
         printf("reads %#lx\n", *(volatile uint64_t *)page(PAGES - 1));
         return 0;
     }
@@ -58,7 +61,8 @@ int main(int argc, char **argv) {
         for (size_t p = first; p < first + count; p++) must_be(page(p), 0, "after a guard");
         for (size_t p = first; p < first + count; p += 2) fill_page(page(p), tag + PAGES + p);
         press();
-        for (size_t p = first; p < first + count; p += 2) must_be(page(p), tag + PAGES + p, "written after a guard");
+        for (size_t p = first; p < first + count; p += 2)
+            must_be(page(p), tag + PAGES + p, "written after a guard");
     }
     fprintf(stderr, "absent %zu\n", absent);
     printf("ok\n");

@@ -1,5 +1,7 @@
-/* A program that changes its mappings in every way there is, at random, against a model of what each page must hold.
-   Usage: mappings SEED OPERATIONS WINDOW_PAGES BALLAST_MIB. Everything happens at fixed addresses inside one window. */
+/* A program that changes its mappings in every way there is, at random, against a model of what each page
+   must hold.
+   Usage: mappings SEED OPERATIONS WINDOW_PAGES BALLAST_MIB. Everything happens at fixed addresses inside one
+   window. */
 #include "common.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -19,7 +21,12 @@ static sigjmp_buf escape;
 static volatile int expecting;
 static void on_fault(int sig, siginfo_t *info, void *context) {
     (void)context;
-    if (!expecting) { psiginfo(info, "memory that should be there is not"); fprintf(stderr, "signal %d at page %zd of the window\n", sig, ((char *)info->si_addr - window) / (ssize_t)PAGE); _exit(4); }
+    if (!expecting) {
+        psiginfo(info, "memory that should be there is not");
+        fprintf(stderr, "signal %d at page %zd of the window\n", sig,
+                ((char *)info->si_addr - window) / (ssize_t)PAGE);
+        _exit(4);
+    }
     expecting = 0;
     siglongjmp(escape, 1);
 }
@@ -46,8 +53,13 @@ static void touch(size_t page, int write) {
     }
 }
 static void map_fixed(size_t first, size_t count) {
-    CHECK(mmap(at(first), count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at(first));
-    for (size_t p = first; p < first + count; p++) { tag[p] = 0; mapped[p] = 1; prot[p] = PROT_READ | PROT_WRITE; }
+    CHECK(mmap(at(first), count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+               0) == at(first));
+    for (size_t p = first; p < first + count; p++) {
+        tag[p] = 0;
+        mapped[p] = 1;
+        prot[p] = PROT_READ | PROT_WRITE;
+    }
 }
 static void unmap(size_t first, size_t count) {
     CHECK(munmap(at(first), count * PAGE) == 0);
@@ -72,7 +84,8 @@ static void moved(size_t from, size_t to, size_t count, int keep) {
 }
 static void step(void) {
     unsigned op = rnd(15);
-    size_t first = rnd(pages), most = 1 + rnd(rnd(4) ? 32 : 600), count = most < pages - first ? most : pages - first;
+    size_t first = rnd(pages), most = 1 + rnd(rnd(4) ? 32 : 600),
+           count = most < pages - first ? most : pages - first;
     counts[op]++;
     switch (op) {
     case 0: map_fixed(first, count); break;
@@ -82,7 +95,10 @@ static void step(void) {
         break;
     case 5: /* madvise(DONTNEED): zeroes from now on, also where the pages were elsewhere */
         count = run(first, count);
-        if (count) { CHECK(madvise(at(first), count * PAGE, MADV_DONTNEED) == 0); for (size_t p = first; p < first + count; p++) tag[p] = 0; }
+        if (count) {
+            CHECK(madvise(at(first), count * PAGE, MADV_DONTNEED) == 0);
+            for (size_t p = first; p < first + count; p++) tag[p] = 0;
+        }
         break;
     case 6: /* madvise(FREE): the old bytes or zeroes, page by page, until written */
         count = run(first, count);
@@ -98,7 +114,10 @@ static void step(void) {
         static const int kinds[] = {PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE};
         count = run(first, count);
         int p2 = kinds[rnd(4)];
-        if (count) { CHECK(mprotect(at(first), count * PAGE, p2) == 0); for (size_t p = first; p < first + count; p++) prot[p] = p2; }
+        if (count) {
+            CHECK(mprotect(at(first), count * PAGE, p2) == 0);
+            for (size_t p = first; p < first + count; p++) prot[p] = p2;
+        }
         break;
     }
     case 8: case 9: case 10: { /* mremap to a place of our choice, over whatever is there */
@@ -109,32 +128,53 @@ static void step(void) {
         int keep = op == 10;
         int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (keep ? MREMAP_DONTUNMAP : 0);
         void *got = mremap(at(first), count * PAGE, count * PAGE, flags, at(to));
-        /* A range of several mappings: kernels differ in how much they have moved by then, so both ends begin anew. */
-        if (got == MAP_FAILED) { CHECK(errno == EFAULT || errno == EINVAL); refused++; map_fixed(to, count); map_fixed(first, count); }
-        else { CHECK(got == at(to)); moved(first, to, count, keep); }
+        /* A range of several mappings: kernels differ in how much they have moved by then, so both ends begin
+           anew. */
+        if (got == MAP_FAILED) {
+            CHECK(errno == EFAULT || errno == EINVAL);
+            refused++;
+            map_fixed(to, count);
+            map_fixed(first, count);
+        } else {
+            CHECK(got == at(to));
+            moved(first, to, count, keep);
+        }
         break;
     }
     case 11: { /* grow in place */
         size_t have = run(first, count), room = hole(first + have, most);
         if (!have || !room) return;
         void *got = mremap(at(first), have * PAGE, (have + room) * PAGE, 0);
-        if (got == MAP_FAILED) { CHECK(errno == EFAULT || errno == ENOMEM || errno == EINVAL); refused++; return; }
+        if (got == MAP_FAILED) {
+            CHECK(errno == EFAULT || errno == ENOMEM || errno == EINVAL);
+            refused++;
+            return;
+        }
         CHECK(got == at(first));
-        for (size_t p = first + have; p < first + have + room; p++) { mapped[p] = 1; tag[p] = 0; prot[p] = prot[first]; }
+        for (size_t p = first + have; p < first + have + room; p++) {
+            mapped[p] = 1;
+            tag[p] = 0;
+            prot[p] = prot[first];
+        }
         break;
     }
     case 12: { /* shrink */
         size_t have = run(first, count);
         if (have < 2) return;
         size_t stay = 1 + rnd(have - 1);
-        if (mremap(at(first), have * PAGE, stay * PAGE, 0) == MAP_FAILED) { CHECK(errno == EFAULT); refused++; return; }
+        if (mremap(at(first), have * PAGE, stay * PAGE, 0) == MAP_FAILED) {
+            CHECK(errno == EFAULT);
+            refused++;
+            return;
+        }
         for (size_t p = first + stay; p < first + have; p++) mapped[p] = 0;
         break;
     }
     case 13: /* advice that must not change a byte */
         count = run(first, count);
         if (count) {
-            static const int advice[] = {MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_WILLNEED, MADV_RANDOM, 20 /* COLD */, 21 /* PAGEOUT */, MADV_SEQUENTIAL, MADV_NORMAL};
+            static const int advice[] = {MADV_HUGEPAGE, MADV_NOHUGEPAGE,  MADV_WILLNEED,   MADV_RANDOM,
+                                         20 /* COLD */, 21 /* PAGEOUT */, MADV_SEQUENTIAL, MADV_NORMAL};
             (void)madvise(at(first), count * PAGE, advice[rnd(8)]);
         }
         break;
@@ -165,7 +205,8 @@ int main(int argc, char **argv) {
     sigaction(SIGSEGV, &action, NULL); sigaction(SIGBUS, &action, NULL);
     /* Each process has its own model, in memory that a fork copies but that is small and hot. */
     /* Far below where the kernel puts mappings of its own choice: a hole in the window stays a hole. */
-    window = mmap((void *)0x2000000000, pages * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    window = mmap((void *)0x2000000000, pages * PAGE, PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     CHECK(window == (void *)0x2000000000);
     tag = calloc(pages, 8); mapped = calloc(pages, 1); prot = calloc(pages, 1);
     unmap(0, pages);

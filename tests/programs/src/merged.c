@@ -1,5 +1,6 @@
-/* Pages that hold the same, and that the program asks the kernel to merge (MADV_MERGEABLE), while they leave and come back to be read: what is written to them
-   afterwards stays. With many mappings, the pager looks rarely whether it has done so. Usage: merged BALLAST_MIB ROUNDS [MAPPINGS] */
+/* Pages that hold the same, and that the program asks the kernel to merge (MADV_MERGEABLE), while they leave
+   and come back to be read: what is written to them afterwards stays. With many mappings, the pager looks
+   rarely whether it has done so. Usage: merged BALLAST_MIB ROUNDS [MAPPINGS] */
 #include "common.h"
 
 #define PAGES 2048UL
@@ -40,7 +41,8 @@ int main(int argc, char **argv) {
         press();
         for (size_t p = 0; p < PAGES; p++) {
             volatile uint64_t *words = (void *)page(p);
-            if (words[p % WORDS] != (round << 20 ^ p)) FAIL("round %lu: what was written to page %zu is lost: %#lx", round, p, words[p % WORDS]);
+            if (words[p % WORDS] != (round << 20 ^ p))
+                FAIL("round %lu: what was written to page %zu is lost: %#lx", round, p, words[p % WORDS]);
             words[p % WORDS] = word_of(round << 20 | p % 4, p % WORDS);
             must_be(page(p), round << 20 | p % 4, "around what was written");
         }

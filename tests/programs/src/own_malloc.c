@@ -1,5 +1,5 @@
-/* A program that brings its allocator with it, as some browsers do: locked while the process forks, and unlocked in the child by its own handler,
-   which comes after those of libraries that are loaded first.
+/* A program that brings its allocator with it, as some browsers do: locked while the process forks, and
+   unlocked in the child by its own handler, which comes after those of libraries that are loaded first.
    Usage: own_malloc FORKS. */
 #include "common.h"
 #include <pthread.h>
@@ -25,7 +25,10 @@ void free(void *memory) { (void)memory; }
 void *calloc(size_t count, size_t bytes) { return malloc(count * bytes); }
 void *realloc(void *memory, size_t bytes) {
     char *new = malloc(bytes);
-    if (memory) { size_t old = *(size_t *)((char *)memory - 16); memcpy(new, memory, old < bytes ? old : bytes); }
+    if (memory) {
+        size_t old = *(size_t *)((char *)memory - 16);
+        memcpy(new, memory, old < bytes ? old : bytes);
+    }
     return new;
 }
 

@@ -1,6 +1,6 @@
 /* Every way in which a process makes, becomes, leaves or outlives another, with memory that does not fit.
-   Usage: processes BALLAST_MIB CASE. Cases end with "ok"; children that outlive their parent write their verdict to the inherited pipe
-   or file that the case names. */
+   Usage: processes BALLAST_MIB CASE. Cases end with "ok"; children that outlive their parent write their
+   verdict to the inherited pipe or file that the case names. */
 #include "common.h"
 #include <pthread.h>
 #include <sched.h>
@@ -17,9 +17,19 @@ extern char **environ;
 static char *memory;
 static uint64_t base = 100000;
 
-static void fill_all(uint64_t from) { base = from; for (size_t i = 0; i < PAGES; i++) fill_page(memory + i * PAGE, base + i); }
-static void verify_all(const char *who) { for (size_t i = 0; i < PAGES; i++) must_be(memory + i * PAGE, base + i, who); }
-static void verify_some(const char *who, uint64_t seed, int n) { for (int i = 0; i < n; i++) { size_t p = next_random(&seed) % PAGES; must_be(memory + p * PAGE, base + p, who); } }
+static void fill_all(uint64_t from) {
+    base = from;
+    for (size_t i = 0; i < PAGES; i++) fill_page(memory + i * PAGE, base + i);
+}
+static void verify_all(const char *who) {
+    for (size_t i = 0; i < PAGES; i++) must_be(memory + i * PAGE, base + i, who);
+}
+static void verify_some(const char *who, uint64_t seed, int n) {
+    for (int i = 0; i < n; i++) {
+        size_t p = next_random(&seed) % PAGES;
+        must_be(memory + p * PAGE, base + p, who);
+    }
+}
 static void done(pid_t child) {
     int status;
     while (waitpid(child, &status, 0) != child) CHECK(errno == EINTR);
@@ -50,7 +60,13 @@ static void fork_chain(void) {
     for (int depth = 0; depth < 4; depth++) {
         pid_t child = fork();
         CHECK(child >= 0);
-        if (child) { verify_some("link of the chain", depth, 500); done(child); verify_all("link of the chain, after"); if (depth) _exit(0); return; }
+        if (child) {
+            verify_some("link of the chain", depth, 500);
+            done(child);
+            verify_all("link of the chain, after");
+            if (depth) _exit(0);
+            return;
+        }
         verify_some("end of the chain", depth + 100, 500);
         for (size_t i = 0; i < PAGES; i += 7) must_be(memory + i * PAGE, base + i, "chain");
         fill_all(base + 10000);
@@ -64,15 +80,34 @@ static void many_children(void) {
     for (int i = 0; i < 24; i++) {
         children[i] = fork();
         CHECK(children[i] >= 0);
-        if (children[i] == 0) { verify_some("one of many", i, 300); for (size_t p = i; p < PAGES; p += 24) fill_page(memory + p * PAGE, 5 + i); for (size_t p = i; p < PAGES; p += 24) must_be(memory + p * PAGE, 5 + i, "own page of one of many"); _exit(0); }
+        if (children[i] == 0) {
+            verify_some("one of many", i, 300);
+            for (size_t p = i; p < PAGES; p += 24) fill_page(memory + p * PAGE, 5 + i);
+            for (size_t p = i; p < PAGES; p += 24)
+                must_be(memory + p * PAGE, 5 + i, "own page of one of many");
+            _exit(0);
+        }
         fill_page(memory + (i * 31 % PAGES) * PAGE, base + i * 31 % PAGES);
     }
     for (int i = 0; i < 24; i++) done(children[i]);
     verify_all("parent of many");
 }
 static void quick_children(void) {
-    for (int i = 0; i < 100; i++) { pid_t child = fork(); CHECK(child >= 0); if (child == 0) _exit(0); done(child); }
-    for (int i = 0; i < 30; i++) { pid_t child = fork(); CHECK(child >= 0); if (child == 0) { execl("/bin/true", "true", NULL); _exit(9); } done(child); }
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) _exit(0);
+        done(child);
+    }
+    for (int i = 0; i < 30; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            execl("/bin/true", "true", NULL);
+            _exit(9);
+        }
+        done(child);
+    }
     verify_all("parent of short lives");
 }
 static void bare(void) {
@@ -126,7 +161,8 @@ static void orphan(pid_t (*make)(void), const char *who) {
     await_verdict(fd[0], middle);
     verify_all("grandparent of an orphan");
 }
-/* A process is killed while it makes children. Each child has its memory, or ends: it never reads anything else. */
+/* A process is killed while it makes children. Each child has its memory, or ends: it never reads anything
+   else. */
 static void killed_parent(pid_t (*make)(void), int rounds) {
     struct { volatile int made, right, wrong; } *seen = map_shared(PAGE);
     uint64_t seed = (uint64_t)getpid();
@@ -147,7 +183,10 @@ static void killed_parent(pid_t (*make)(void), int rounds) {
                     uint64_t pages = (uint64_t)round;
                     for (int i = 0; i < 300; i++) {
                         size_t p = next_random(&pages) % PAGES;
-                        if (check_page(memory + p * PAGE, base + p) != WORDS) { __sync_fetch_and_add(&seen->wrong, 1); syscall(SYS_exit_group, 3); }
+                        if (check_page(memory + p * PAGE, base + p) != WORDS) {
+                            __sync_fetch_and_add(&seen->wrong, 1);
+                            syscall(SYS_exit_group, 3);
+                        }
                     }
                     __sync_fetch_and_add(&seen->right, 1);
                     syscall(SYS_exit_group, 0);
@@ -165,14 +204,16 @@ static void killed_parent(pid_t (*make)(void), int rounds) {
         int status;
         /* The parent, and the child that it leaves to us. */
         while (waitpid(-1, &status, __WALL) > 0)
-            if (status != 0 && WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGBUS && !(WIFEXITED(status) && WEXITSTATUS(status) == 74))
+            if (status != 0 && WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGBUS &&
+                !(WIFEXITED(status) && WEXITSTATUS(status) == 74))
                 FAIL("round %d: a process ended with %#x", round, status);
         CHECK(errno == ECHILD);
         if (seen->wrong) FAIL("round %d: %d children read what was never written", round, seen->wrong);
         close(fd[0]);
     }
     CHECK(seen->right > 0);
-    fprintf(stderr, "%d children in %d rounds, %d had time to read everything\n", seen->made, rounds, seen->right);
+    fprintf(stderr, "%d children in %d rounds, %d had time to read everything\n", seen->made, rounds,
+            seen->right);
     verify_all("grandparent of the children of killed parents");
 }
 static void daemonise(void) {
@@ -222,7 +263,10 @@ static void vforks(void) {
 static volatile int stop;
 static void *toucher(void *arg) {
     uint64_t seed = (uintptr_t)arg;
-    while (!stop) { size_t p = next_random(&seed) % PAGES; must_be(memory + p * PAGE, base + p, "a thread during forks"); }
+    while (!stop) {
+        size_t p = next_random(&seed) % PAGES;
+        must_be(memory + p * PAGE, base + p, "a thread during forks");
+    }
     return NULL;
 }
 static void *presser(void *arg) { (void)arg; while (!stop) press(); return NULL; }
@@ -234,7 +278,15 @@ static void fork_threads(void) {
     for (int i = 0; i < 30; i++) {
         pid_t child = fork();
         CHECK(child >= 0);
-        if (child == 0) { verify_some("child of a threaded program", i, 400); for (size_t p = 0; p < PAGES; p += 3) fill_page(memory + p * PAGE, 77); for (size_t p = 0; p < PAGES; p += 3) must_be(memory + p * PAGE, 77, "own writes"); char *m = malloc(1 << 22); memset(m, 5, 1 << 22); free(m); _exit(0); }
+        if (child == 0) {
+            verify_some("child of a threaded program", i, 400);
+            for (size_t p = 0; p < PAGES; p += 3) fill_page(memory + p * PAGE, 77);
+            for (size_t p = 0; p < PAGES; p += 3) must_be(memory + p * PAGE, 77, "own writes");
+            char *m = malloc(1 << 22);
+            memset(m, 5, 1 << 22);
+            free(m);
+            _exit(0);
+        }
         done(child);
     }
     stop = 1;
@@ -244,7 +296,11 @@ static void fork_threads(void) {
 static void exec_self(char **argv, int generations) {
     char n[16];
     snprintf(n, sizeof n, "%d", generations);
-    if (generations > 0) { char *args[] = {argv[0], argv[1], "exec-self", n, NULL}; execv("/proc/self/exe", args); FAIL("exec"); }
+    if (generations > 0) {
+        char *args[] = {argv[0], argv[1], "exec-self", n, NULL};
+        execv("/proc/self/exe", args);
+        FAIL("exec");
+    }
 }
 static void close_everything(void) {
     for (int i = 3; i < 1024; i++) close(i);
@@ -269,7 +325,14 @@ static void closes_output(void) {
     CHECK(pipe(fd) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
-    if (child == 0) { close(fd[0]); char *m = map_pages(PAGES); for (size_t i = 0; i < PAGES; i++) fill_page(m + i * PAGE, i + 1); press(); close(fd[1]); for (;;) pause(); }
+    if (child == 0) {
+        close(fd[0]);
+        char *m = map_pages(PAGES);
+        for (size_t i = 0; i < PAGES; i++) fill_page(m + i * PAGE, i + 1);
+        press();
+        close(fd[1]);
+        for (;;) pause();
+    }
     close(fd[1]);
     char c;
     CHECK(read(fd[0], &c, 1) == 0);
@@ -338,7 +401,8 @@ static void another_root(void) {
     char *more = map_pages(PAGES * 2);
     for (size_t i = 0; i < PAGES * 2; i++) fill_page(more + i * PAGE, i + 1);
     press();
-    for (size_t i = 0; i < PAGES * 2; i++) must_be(more + i * PAGE, i + 1, "mapped in another root directory");
+    for (size_t i = 0; i < PAGES * 2; i++)
+        must_be(more + i * PAGE, i + 1, "mapped in another root directory");
 }
 static void locked_memory(void) {
     CHECK(mlock(memory, 64 * PAGE) == 0 || errno == ENOMEM || errno == EPERM);
@@ -349,13 +413,17 @@ static void locked_memory(void) {
 /* The kernel locks, and fills, what the agent has mapped as well. */
 static void all_locked(void) {
     for (int round = 0; round < 4; round++) {
-        if (mlockall(MCL_CURRENT | (round & 1 ? MCL_ONFAULT : 0) | (round & 2 ? MCL_FUTURE : 0)) != 0) { CHECK(errno == ENOMEM || errno == EPERM); return; }
+        if (mlockall(MCL_CURRENT | (round & 1 ? MCL_ONFAULT : 0) | (round & 2 ? MCL_FUTURE : 0)) != 0) {
+            CHECK(errno == ENOMEM || errno == EPERM);
+            return;
+        }
         verify_all("locked");
         char *more = map_pages(PAGES * 2);
         for (size_t i = 0; i < PAGES * 2; i++) fill_page(more + i * PAGE, i + 1);
         if (!(round & 2)) {
             /* It came after, and is not locked. */
-            for (int i = 0; i < 2000 && getenv("LD_PRELOAD") && absent_pages(more, PAGES * 2) == 0; i++) usleep(5000);
+            for (int i = 0; i < 2000 && getenv("LD_PRELOAD") && absent_pages(more, PAGES * 2) == 0; i++)
+                usleep(5000);
             CHECK(!getenv("LD_PRELOAD") || absent_pages(more, PAGES * 2) > 0);
         }
         CHECK(munlockall() == 0);
@@ -388,7 +456,10 @@ static void forks_without_files(void) {
 }
 static void no_fork_memory(void) {
     char *gone = map_pages(512), *wiped = map_pages(512);
-    for (size_t i = 0; i < 512; i++) { fill_page(gone + i * PAGE, 1 + i); fill_page(wiped + i * PAGE, 1 + i); }
+    for (size_t i = 0; i < 512; i++) {
+        fill_page(gone + i * PAGE, 1 + i);
+        fill_page(wiped + i * PAGE, 1 + i);
+    }
     press();
     CHECK(madvise(gone, 512 * PAGE, MADV_DONTFORK) == 0);
     CHECK(madvise(wiped, 512 * PAGE, MADV_WIPEONFORK) == 0);
@@ -398,18 +469,24 @@ static void no_fork_memory(void) {
         for (size_t i = 0; i < 512; i++) must_be(wiped + i * PAGE, 0, "MADV_WIPEONFORK in the child");
         unsigned char vec;
         CHECK(mincore(gone, PAGE, &vec) == -1 && errno == ENOMEM);
-        char *other = mmap(gone, 512 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        char *other =
+            mmap(gone, 512 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         CHECK(other == gone);
         for (size_t i = 0; i < 512; i++) must_be(gone + i * PAGE, 0, "memory in the place of MADV_DONTFORK");
         child_work("child without some of the memory");
-        for (size_t i = 0; i < 512; i++) must_be(gone + i * PAGE, 0, "memory in the place of MADV_DONTFORK, later");
+        for (size_t i = 0; i < 512; i++)
+            must_be(gone + i * PAGE, 0, "memory in the place of MADV_DONTFORK, later");
         _exit(0);
     }
     done(child);
-    for (size_t i = 0; i < 512; i++) { must_be(gone + i * PAGE, 1 + i, "MADV_DONTFORK in the parent"); must_be(wiped + i * PAGE, 1 + i, "MADV_WIPEONFORK in the parent"); }
+    for (size_t i = 0; i < 512; i++) {
+        must_be(gone + i * PAGE, 1 + i, "MADV_DONTFORK in the parent");
+        must_be(wiped + i * PAGE, 1 + i, "MADV_WIPEONFORK in the parent");
+    }
 }
 
-/* As many mappings as the kernel allows (vm.max_map_count), less `spare`: pages by turns closed and readable, none of them touched. */
+/* As many mappings as the kernel allows (vm.max_map_count), less `spare`: pages by turns closed and readable,
+   none of them touched. */
 static void many_mappings(int spare) {
     size_t most = 1 << 20;
     char *area = mmap(NULL, 2 * most * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -418,7 +495,8 @@ static void many_mappings(int spare) {
     while (made < most && mprotect(area + 2 * made * PAGE, PAGE, PROT_READ) == 0) made++;
     CHECK(made == most || errno == ENOMEM);
     /* Each of them has divided the area twice. */
-    for (int i = 0; i < (spare + 1) / 2 && made > 0; i++) CHECK(mprotect(area + 2 * --made * PAGE, PAGE, PROT_NONE) == 0);
+    for (int i = 0; i < (spare + 1) / 2 && made > 0; i++)
+        CHECK(mprotect(area + 2 * --made * PAGE, PAGE, PROT_NONE) == 0);
     fprintf(stderr, "%zu mappings made\n", 2 * made);
 }
 /* Touches fresh memory as fast as it can: one large mapping in huge pages, then many small ones. */
@@ -442,7 +520,11 @@ static int threads_seen(void) {
     close(proc);
     return (int)task.st_nlink - 2;
 }
-static void *waits(void *lock) { CHECK(pthread_mutex_lock(lock) == 0); CHECK(pthread_mutex_unlock(lock) == 0); return NULL; }
+static void *waits(void *lock) {
+    CHECK(pthread_mutex_lock(lock) == 0);
+    CHECK(pthread_mutex_unlock(lock) == 0);
+    return NULL;
+}
 /* Needs no rights and changes nothing, and only a process of one thread may. */
 static void alone(void) {
     CHECK(threads_seen() == 1);
@@ -474,8 +556,12 @@ int main(int argc, char **argv) {
     memory = map_pages(PAGES);
     fill_all(100000);
     ballast(strtoul(argv[1], NULL, 0) * MIB);
-    /* Under rampool it never fits, but it can be quicker than the way to the pool: nothing is shown before pages have left. */
-    for (int i = 0; i < 2000 && getenv("LD_PRELOAD") && absent_pages(memory, PAGES) == 0; i++) { press(); usleep(5000); }
+    /* Under rampool it never fits, but it can be quicker than the way to the pool: nothing is shown before
+       pages have left. */
+    for (int i = 0; i < 2000 && getenv("LD_PRELOAD") && absent_pages(memory, PAGES) == 0; i++) {
+        press();
+        usleep(5000);
+    }
     fprintf(stderr, "absent %zu\n", absent_pages(memory, PAGES));
     verify_all("at the start");
     press();
@@ -496,26 +582,57 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "fork-threads")) fork_threads();
     else if (!strcmp(c, "exec-self")) exec_self(argv, left - 1);
     else if (!strcmp(c, "close-everything")) close_everything();
-    else if (!strcmp(c, "close-all-early") || !strcmp(c, "no-rights") || !strcmp(c, "not-dumpable")) { fork_isolation(); }
-    else if (!strcmp(c, "closes-output")) closes_output();
+    else if (!strcmp(c, "close-all-early") || !strcmp(c, "no-rights") || !strcmp(c, "not-dumpable")) {
+        fork_isolation();
+    } else if (!strcmp(c, "closes-output"))
+        closes_output();
     else if (!strcmp(c, "few-descriptors")) few_descriptors();
-    else if (!strcmp(c, "many-mappings")) { many_mappings(0); press(); verify_all("with as many mappings as there can be"); fill_all(base + 4000000); press(); verify_all("the same, written"); }
-    else if (!strcmp(c, "many-mappings-first")) { fill_all(base + 4000000); press(); verify_all("after mappings were many"); }
-    else if (!strcmp(c, "locked-memory")) locked_memory();
+    else if (!strcmp(c, "many-mappings")) {
+        many_mappings(0);
+        press();
+        verify_all("with as many mappings as there can be");
+        fill_all(base + 4000000);
+        press();
+        verify_all("the same, written");
+    } else if (!strcmp(c, "many-mappings-first")) {
+        fill_all(base + 4000000);
+        press();
+        verify_all("after mappings were many");
+    } else if (!strcmp(c, "locked-memory"))
+        locked_memory();
     else if (!strcmp(c, "all-locked")) all_locked();
     else if (!strcmp(c, "forks-without-files")) forks_without_files();
     else if (!strcmp(c, "forks-without-rights")) forks_without_rights();
     else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
-    else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }
-    else if (!strcmp(c, "last-thread-ends")) { pthread_t t; CHECK(atexit(at_the_end) == 0); CHECK(pthread_create(&t, NULL, last_thread, NULL) == 0); pthread_detach(t); pthread_exit(NULL); }
-    else if (!strcmp(c, "last-thread-is-gone")) { pthread_t t; CHECK(pthread_create(&t, NULL, bare_end, NULL) == 0); syscall(SYS_exit, 42); }
-    else if (!strcmp(c, "another-root")) another_root();
+    else if (!strcmp(c, "main-ends")) {
+        pthread_t t;
+        pthread_create(&t, NULL, after_main, NULL);
+        pthread_exit(NULL);
+    } else if (!strcmp(c, "last-thread-ends")) {
+        pthread_t t;
+        CHECK(atexit(at_the_end) == 0);
+        CHECK(pthread_create(&t, NULL, last_thread, NULL) == 0);
+        pthread_detach(t);
+        pthread_exit(NULL);
+    } else if (!strcmp(c, "last-thread-is-gone")) {
+        pthread_t t;
+        CHECK(pthread_create(&t, NULL, bare_end, NULL) == 0);
+        syscall(SYS_exit, 42);
+    } else if (!strcmp(c, "another-root"))
+        another_root();
     else if (!strcmp(c, "grow")) grow();
     else if (!strcmp(c, "crash")) { *(volatile int *)8 = 1; }
     else if (!strcmp(c, "abort")) abort();
     else if (!strcmp(c, "exit-42")) exit(42);
-    else if (!strcmp(c, "steady")) { printf("steady\n"); fflush(stdout); for (;;) { press(); verify_some("steady", 3, 500); } }
-    else FAIL("no such case: %s", c);
+    else if (!strcmp(c, "steady")) {
+        printf("steady\n");
+        fflush(stdout);
+        for (;;) {
+            press();
+            verify_some("steady", 3, 500);
+        }
+    } else
+        FAIL("no such case: %s", c);
     printf("ok\n");
     return 0;
 }

@@ -1,10 +1,13 @@
 /* Threads give memory up while their neighbours fault, and are preempted in the middle of it.
-   Usage: purge SEED SECONDS PURGERS SCRATCH_MIB [FLAGS]   FLAGS: any of `hugepages`, `merge`, `pageout`, `free`, `forks`, separated by commas
+   Usage: purge SEED SECONDS PURGERS SCRATCH_MIB [FLAGS]
+   FLAGS: any of `hugepages`, `merge`, `pageout`, `free`, `forks`, separated by commas
 
-   madvise(MADV_DONTNEED) announces what it gives up, waits until that was heard, and only then takes the pages away. A thread at idle priority, on a CPU that
-   other threads want, may be kept waiting between the two for long. Each purger owns every other block of pages. The main thread touches the block before one that is
-   being given up, so that zeroes are filled into it ahead, and reads memory of its own, so that pages leave. What was given up must be zero afterwards, and what was
-   not must be what was written: all bytes of it, each time. */
+   madvise(MADV_DONTNEED) announces what it gives up, waits until that was heard, and only then takes the
+   pages away. A thread at idle priority, on a CPU that other threads want, may be kept waiting between the
+   two for long. Each purger owns every other block of pages. The main thread touches the block before one
+   that is being given up, so that zeroes are filled into it ahead, and reads memory of its own, so that pages
+   leave. What was given up must be zero afterwards, and what was not must be what was written: all bytes of
+   it, each time. */
 #include "common.h"
 #include <pthread.h>
 #include <sched.h>
@@ -19,7 +22,8 @@ enum { BLOCK_PAGES = 64, BLOCKS = 16, MOST_PURGERS = 8 };
 struct purger {
     char *blocks;
     uint64_t tag[BLOCKS]; /* of the pages of each block; 0: zeroes */
-    _Atomic int turn;     /* the block that is given up now, plus one; the main thread sets it to 0 when it has had its turn */
+    /* The block that is given up now, plus one; the main thread sets it to 0 when it has had its turn. */
+    _Atomic int turn;
     size_t me;
 };
 static struct purger purgers[MOST_PURGERS];
@@ -27,7 +31,8 @@ static uint64_t seed;
 static _Atomic int over;
 static _Atomic size_t rounds;
 static int use_free, merge;
-/* What page `n` of the scratch memory holds: with `merge` many pages hold the same, and the kernel makes one page of them. */
+/* What page `n` of the scratch memory holds: with `merge` many pages hold the same, and the kernel makes one
+   page of them. */
 static uint64_t scratch_tag(size_t n) { return merge ? n % 32 + 1 : n + 1; }
 
 static void pin(int cpu) {
@@ -48,7 +53,8 @@ static int64_t now_us(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000L + t.tv_nsec / 1000;
 }
-/* Wants the purgers' CPU most of the time, and lets them have it so briefly that they are preempted anywhere. */
+/* Wants the purgers' CPU most of the time, and lets them have it so briefly that they are preempted
+   anywhere. */
 static void *hog(void *cpu) {
     pin((int)(intptr_t)cpu);
     while (!over) {
@@ -64,7 +70,8 @@ static void verify(struct purger *p, size_t b, const char *when) {
         unsigned k = check_page(block_of(p, b) + page * PAGE, tag);
         if (k != WORDS) {
             uint64_t found = ((volatile uint64_t *)(block_of(p, b) + page * PAGE))[k];
-            FAIL("%s: seed %lu round %zu purger %zu block %zu page %zu word %u is %#lx, should be %#lx", when, seed, rounds, p->me, b, page, k, found, word_of(tag, k));
+            FAIL("%s: seed %lu round %zu purger %zu block %zu page %zu word %u is %#lx, should be %#lx", when,
+                 seed, rounds, p->me, b, page, k, found, word_of(tag, k));
         }
     }
 }
@@ -86,10 +93,12 @@ static void *purge(void *arg) {
         CHECK(madvise(block, BLOCK_PAGES * PAGE, lazily ? MADV_FREE : MADV_DONTNEED) == 0);
         sched_setscheduler(0, SCHED_OTHER, &none);
         if (lazily) {
-            /* Each page is as it was or zero, until it is written. The kernel may drop it while it is read, but what is zero stays zero: so that is looked for last. */
+            /* Each page is as it was or zero, until it is written. The kernel may drop it while it is read,
+               but what is zero stays zero: so that is looked for last. */
             for (size_t page = 0; page < BLOCK_PAGES; page++) {
                 char *at = block + page * PAGE;
-                if (check_page(at, p->tag[b] + page) != WORDS && check_page(at, 0) != WORDS) FAIL("seed %lu: page %zu was freed and is neither zero nor as it was", seed, page);
+                if (check_page(at, p->tag[b] + page) != WORDS && check_page(at, 0) != WORDS)
+                    FAIL("seed %lu: page %zu was freed and is neither zero nor as it was", seed, page);
                 fill_page(at, p->tag[b] + page);
             }
         } else {
@@ -102,13 +111,15 @@ static void *purge(void *arg) {
     for (size_t b = 0; b < BLOCKS; b++) verify(p, b, "at the end");
     return NULL;
 }
-/* Two huge pages that are written again and again, so that they are all there and the kernel may join their pages, and given up now and then. */
+/* Two huge pages that are written again and again, so that they are all there and the kernel may join their
+   pages, and given up now and then. */
 enum { WHOLE_PAGES = 1024 };
 static char *whole;
 static uint64_t whole_tag;
 static void work_on_whole(size_t turn) {
     for (size_t page = 0; page < WHOLE_PAGES; page++) {
-        must_be(whole + page * PAGE, whole_tag ? whole_tag + page : 0, "a page that the kernel may have joined with others");
+        must_be(whole + page * PAGE, whole_tag ? whole_tag + page : 0,
+                "a page that the kernel may have joined with others");
     }
     if (turn % 16 == 15) {
         CHECK(madvise(whole, WHOLE_PAGES * PAGE, MADV_DONTNEED) == 0);
@@ -122,7 +133,8 @@ static void let_child_verify(char *scratch, size_t pages) {
     pid_t child = fork();
     if (child < 0) FAIL("fork");
     if (child == 0) {
-        for (size_t page = 0; page < pages; page++) must_be(scratch + page * PAGE, scratch_tag(page), "in a child");
+        for (size_t page = 0; page < pages; page++)
+            must_be(scratch + page * PAGE, scratch_tag(page), "in a child");
         _exit(0);
     }
     int status;
@@ -158,7 +170,8 @@ int main(int argc, char **argv) {
         memset(purgers[i].blocks, 1, 2 * BLOCKS * BLOCK_PAGES * PAGE);
         CHECK(madvise(purgers[i].blocks, 2 * BLOCKS * BLOCK_PAGES * PAGE, MADV_DONTNEED) == 0);
     }
-    for (size_t i = 0; i < 3; i++) CHECK(pthread_create(&hogs[i], NULL, hog, (void *)(intptr_t)last_cpu()) == 0);
+    for (size_t i = 0; i < 3; i++)
+        CHECK(pthread_create(&hogs[i], NULL, hog, (void *)(intptr_t)last_cpu()) == 0);
     for (size_t i = 0; i < count; i++) CHECK(pthread_create(&threads[i], NULL, purge, &purgers[i]) == 0);
     uint64_t state = mix(seed);
     size_t at = 0, turns = 0;
@@ -170,7 +183,8 @@ int main(int argc, char **argv) {
             char *before = block_of(p, turn - 1) - BLOCK_PAGES * PAGE;
             for (size_t page = 0; page < BLOCK_PAGES; page++) *(volatile char *)(before + page * PAGE) = 1;
             for (size_t n = 0; n < 1024; n++, at = (at + 1) % pages) {
-                if (*(volatile uint64_t *)(scratch + at * PAGE) != word_of(scratch_tag(at), 0)) FAIL("seed %lu: page %zu, which was never given up, is lost", seed, at);
+                if (*(volatile uint64_t *)(scratch + at * PAGE) != word_of(scratch_tag(at), 0))
+                    FAIL("seed %lu: page %zu, which was never given up, is lost", seed, at);
             }
             must_be(scratch + at * PAGE, scratch_tag(at), "a page that was never given up");
             p->turn = 0;
@@ -188,7 +202,8 @@ int main(int argc, char **argv) {
     over = 1;
     for (size_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
     for (size_t i = 0; i < 3; i++) pthread_join(hogs[i], NULL);
-    for (size_t page = 0; page < pages; page++) must_be(scratch + page * PAGE, scratch_tag(page), "at the end");
+    for (size_t page = 0; page < pages; page++)
+        must_be(scratch + page * PAGE, scratch_tag(page), "at the end");
     fprintf(stderr, "absent %zu\n", absent_pages(scratch, pages));
     fprintf(stderr, "purged %zu blocks\n", rounds);
     return 0;

@@ -1,5 +1,7 @@
-/* Arrays that grow by mremap, so that they move, and blocks mapped into the places they left: what a list that grows among many small objects does.
-   Usage: regrow ROUNDS TOTAL_MIB. Every page is checked at the end of each round, and on the way at random. */
+/* Arrays that grow by mremap, so that they move, and blocks mapped into the places they left: what a list
+   that grows among many small objects does.
+   Usage: regrow ROUNDS TOTAL_MIB. Every page is checked at the end of each round, and on the way at
+   random. */
 #include "common.h"
 
 #define BLOCK (256 * 1024UL)
@@ -23,7 +25,8 @@ int main(int argc, char **argv) {
         while (blocks < most) {
             char *b = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             CHECK(b != MAP_FAILED);
-            for (size_t p = 0; p < BLOCK / PAGE; p++) fill_page(b + p * PAGE, ((uint64_t)(blocks + 1) << 32) + p);
+            for (size_t p = 0; p < BLOCK / PAGE; p++)
+                fill_page(b + p * PAGE, ((uint64_t)(blocks + 1) << 32) + p);
             block[blocks++] = b;
             size_t old = next_random(&random) % blocks, page = next_random(&random) % (BLOCK / PAGE);
             must_be(block[old] + page * PAGE, ((uint64_t)(old + 1) << 32) + page, "a block on the way");
@@ -32,7 +35,8 @@ int main(int argc, char **argv) {
                 char *before = array;
                 array = grown(array, array_bytes, bigger);
                 moves += array != before;
-                for (size_t p = array_bytes / PAGE; p < bigger / PAGE; p++) fill_page(array + p * PAGE, 1 + p);
+                for (size_t p = array_bytes / PAGE; p < bigger / PAGE; p++)
+                    fill_page(array + p * PAGE, 1 + p);
                 array_bytes = bigger;
                 if (array_bytes > total / 4) {
                     CHECK(munmap(array + total / 8, array_bytes - total / 8) == 0);
@@ -42,7 +46,8 @@ int main(int argc, char **argv) {
         }
         for (size_t p = 0; p < array_bytes / PAGE; p++) must_be(array + p * PAGE, 1 + p, "the array");
         for (size_t n = 0; n < blocks; n++) {
-            for (size_t p = 0; p < BLOCK / PAGE; p++) must_be(block[n] + p * PAGE, ((uint64_t)(n + 1) << 32) + p, "a block");
+            for (size_t p = 0; p < BLOCK / PAGE; p++)
+                must_be(block[n] + p * PAGE, ((uint64_t)(n + 1) << 32) + p, "a block");
             CHECK(munmap(block[n], BLOCK) == 0);
         }
         CHECK(munmap(array, array_bytes) == 0);

@@ -1,4 +1,5 @@
-/* Says each signal that it gets, in a line of its own: its process id and the signal's number. SIGHUP ends it with 42.
+/* Says each signal that it gets, in a line of its own: its process id and the signal's number. SIGHUP ends it
+   with 42.
    Usage: signals. */
 #include "common.h"
 #include <signal.h>

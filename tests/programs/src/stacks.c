@@ -1,5 +1,6 @@
-/* Stacks and signals: handlers that run while a fault is being answered, alternate stacks and stacks of one's own in memory that is not
-   resident, coroutines, deep recursion, a write barrier made of mprotect and SIGSEGV. Usage: stacks BALLAST_MIB ROUNDS */
+/* Stacks and signals: handlers that run while a fault is being answered, alternate stacks and stacks of one's
+   own in memory that is not resident, coroutines, deep recursion, a write barrier made of mprotect and
+   SIGSEGV. Usage: stacks BALLAST_MIB ROUNDS */
 #include "common.h"
 #include <pthread.h>
 #include <signal.h>
@@ -47,7 +48,8 @@ static volatile sig_atomic_t barrier_hits;
 static void on_segv(int sig, siginfo_t *info, void *context) {
     (void)sig; (void)context;
     char *page = (char *)((uintptr_t)info->si_addr & ~(PAGE - 1));
-    if (page < guarded || page >= guarded + GUARDED_PAGES * PAGE) FAIL("a segmentation fault at %p", info->si_addr);
+    if (page < guarded || page >= guarded + GUARDED_PAGES * PAGE)
+        FAIL("a segmentation fault at %p", info->si_addr);
     mprotect(page, PAGE, PROT_READ | PROT_WRITE);
     barrier_hits++;
 }
@@ -88,7 +90,11 @@ int main(int argc, char **argv) {
             CHECK(pthread_create(&t[i], &attr, diver, (void *)(uintptr_t)(i + round)) == 0);
             pthread_attr_destroy(&attr);
         }
-        for (int i = 0; i < 4; i++) { void *sum; pthread_join(t[i], &sum); answer = mix(answer ^ (uintptr_t)sum); }
+        for (int i = 0; i < 4; i++) {
+            void *sum;
+            pthread_join(t[i], &sum);
+            answer = mix(answer ^ (uintptr_t)sum);
+        }
         munmap(stacks, 4 * 1024 * PAGE);
         /* coroutines */
         char *own = map_pages(64);

@@ -1,5 +1,7 @@
-/* System calls that read and write memory which is not resident: every kind of pointer argument a program can hand to the kernel.
-   Usage: syscalls BALLAST_MIB DIRECTORY [wrapped]. With `wrapped` only calls through the C library whose arguments are no pointers to pointers. Says how many pages were absent when the calls were made. */
+/* System calls that read and write memory which is not resident: every kind of pointer argument a program can
+   hand to the kernel.
+   Usage: syscalls BALLAST_MIB DIRECTORY [wrapped]. With `wrapped` only calls through the C library whose
+   arguments are no pointers to pointers. Says how many pages were absent when the calls were made. */
 #include "common.h"
 #include <dirent.h>
 #include <linux/aio_abi.h>
@@ -35,7 +37,9 @@ static void pushed_out(void) {
     cases++;
 }
 static void fill(uint64_t tag) { for (size_t i = 0; i < PAGES; i++) fill_page(buffer + i * PAGE, tag + i); }
-static void expect(uint64_t tag, const char *what) { for (size_t i = 0; i < PAGES; i++) must_be(buffer + i * PAGE, tag + i, what); }
+static void expect(uint64_t tag, const char *what) {
+    for (size_t i = 0; i < PAGES; i++) must_be(buffer + i * PAGE, tag + i, what);
+}
 static void *slot(int i) { return small + i * PAGE; }
 static const char *path_of(const char *name) {
     static char path[600];
@@ -78,7 +82,8 @@ static void files(void) {
     for (int i = 0; i < 1024; i++) many[i].iov_base = other + i * each;
     pushed_out();
     CHECK(preadv(fd, many, 1024, 0) == (ssize_t)(1024 * each));
-    for (size_t i = 0; i < 1024 * each / PAGE; i++) must_be(other + i * PAGE, 7000000 + i, "preadv of more than fits");
+    for (size_t i = 0; i < 1024 * each / PAGE; i++)
+        must_be(other + i * PAGE, 7000000 + i, "preadv of more than fits");
     munmap(other, 1024 * each);
     close(fd);
 }
@@ -101,7 +106,9 @@ static void direct_and_async(void) {
             for (int i = 0; i < 32; i++) {
                 memset(&blocks[i], 0, sizeof blocks[i]);
                 blocks[i].aio_lio_opcode = IOCB_CMD_PREAD; blocks[i].aio_fildes = fd;
-                blocks[i].aio_buf = (uintptr_t)(buffer + i * 8 * PAGE); blocks[i].aio_nbytes = 8 * PAGE; blocks[i].aio_offset = i * 8 * PAGE;
+                blocks[i].aio_buf = (uintptr_t)(buffer + i * 8 * PAGE);
+                blocks[i].aio_nbytes = 8 * PAGE;
+                blocks[i].aio_offset = i * 8 * PAGE;
                 list[i] = &blocks[i];
             }
             pushed_out();
@@ -155,8 +162,13 @@ static void streams(void) {
     struct cmsghdr *control = slot(6);
     memset(message, 0, sizeof *message);
     *v = (struct iovec){buffer, 8 * PAGE};
-    message->msg_iov = v; message->msg_iovlen = 1; message->msg_control = control; message->msg_controllen = CMSG_SPACE(sizeof(int));
-    control->cmsg_level = SOL_SOCKET; control->cmsg_type = SCM_RIGHTS; control->cmsg_len = CMSG_LEN(sizeof(int));
+    message->msg_iov = v;
+    message->msg_iovlen = 1;
+    message->msg_control = control;
+    message->msg_controllen = CMSG_SPACE(sizeof(int));
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(control), &fd[0], sizeof(int));
     fill(10000); pushed_out();
     CHECK(sendmsg(fd[0], message, 0) == 8 * PAGE);
@@ -204,14 +216,19 @@ static void structures(void) {
     pushed_out(); CHECK(readlink("/proc/self/exe", slot(15), PAGE) > 0);
     pushed_out(); CHECK(uname(slot(16)) == 0 && strcmp(((struct utsname *)slot(16))->sysname, "Linux") == 0);
     pushed_out(); CHECK(getrusage(RUSAGE_SELF, slot(17)) == 0 && ((struct rusage *)slot(17))->ru_maxrss > 0);
-    pushed_out(); CHECK(clock_gettime(CLOCK_MONOTONIC, slot(18)) == 0 && ((struct timespec *)slot(18))->tv_sec > 0);
-    pushed_out(); CHECK(syscall(SYS_clock_gettime, CLOCK_REALTIME, slot(19)) == 0 && ((struct timespec *)slot(19))->tv_sec > 0);
+    pushed_out();
+    CHECK(clock_gettime(CLOCK_MONOTONIC, slot(18)) == 0 && ((struct timespec *)slot(18))->tv_sec > 0);
+    pushed_out();
+    CHECK(syscall(SYS_clock_gettime, CLOCK_REALTIME, slot(19)) == 0 &&
+          ((struct timespec *)slot(19))->tv_sec > 0);
     pushed_out(); CHECK(syscall(SYS_getrandom, slot(20), PAGE, 0) == (long)PAGE);
     *(struct timespec *)slot(21) = (struct timespec){0, 1000};
     pushed_out(); CHECK(nanosleep(slot(21), slot(22)) == 0);
     pushed_out(); CHECK(getrlimit(RLIMIT_NOFILE, slot(23)) == 0 && ((struct rlimit *)slot(23))->rlim_cur > 0);
-    pushed_out(); CHECK(sched_getaffinity(0, sizeof(cpu_set_t), slot(24)) == 0 && CPU_COUNT((cpu_set_t *)slot(24)) > 0);
-    pushed_out(); CHECK(sigaction(SIGUSR1, NULL, slot(25)) == 0 && ((struct sigaction *)slot(25))->sa_handler == SIG_DFL);
+    pushed_out();
+    CHECK(sched_getaffinity(0, sizeof(cpu_set_t), slot(24)) == 0 && CPU_COUNT((cpu_set_t *)slot(24)) > 0);
+    pushed_out();
+    CHECK(sigaction(SIGUSR1, NULL, slot(25)) == 0 && ((struct sigaction *)slot(25))->sa_handler == SIG_DFL);
     pushed_out(); CHECK(sigprocmask(SIG_BLOCK, NULL, slot(26)) == 0 && sigismember(slot(26), SIGINT) == 0);
     DIR *dir = opendir(directory);
     CHECK(dir);
@@ -235,14 +252,25 @@ static void structures(void) {
     close(poller); close(pair[0]); close(pair[1]);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
     *(socklen_t *)slot(33) = PAGE;
-    pushed_out(); CHECK(getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, slot(34), slot(33)) == 0 && *(int *)slot(34) > 0);
+    pushed_out();
+    CHECK(getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, slot(34), slot(33)) == 0 && *(int *)slot(34) > 0);
     *(socklen_t *)slot(33) = PAGE;
-    pushed_out(); CHECK(getsockname(pair[0], slot(35), slot(33)) == 0 && ((struct sockaddr *)slot(35))->sa_family == AF_UNIX);
+    pushed_out();
+    CHECK(getsockname(pair[0], slot(35), slot(33)) == 0 &&
+          ((struct sockaddr *)slot(35))->sa_family == AF_UNIX);
     close(pair[0]); close(pair[1]);
     /* A child whose arguments, environment and status lie in absent pages. */
     char **argv = slot(36), **envp = slot(38);
-    strcpy(slot(37), "/bin/sh"); strcpy((char *)slot(37) + 100, "-c"); strcpy((char *)slot(37) + 200, "exit $CODE"); strcpy(slot(39), "CODE=17");
-    argv[0] = slot(37); argv[1] = (char *)slot(37) + 100; argv[2] = (char *)slot(37) + 200; argv[3] = NULL; envp[0] = slot(39); envp[1] = NULL;
+    strcpy(slot(37), "/bin/sh");
+    strcpy((char *)slot(37) + 100, "-c");
+    strcpy((char *)slot(37) + 200, "exit $CODE");
+    strcpy(slot(39), "CODE=17");
+    argv[0] = slot(37);
+    argv[1] = (char *)slot(37) + 100;
+    argv[2] = (char *)slot(37) + 200;
+    argv[3] = NULL;
+    envp[0] = slot(39);
+    envp[1] = NULL;
     pushed_out();
     pid_t child = vfork();
     if (child == 0) { execve(argv[0], argv, envp); _exit(99); }
@@ -254,7 +282,8 @@ static void structures(void) {
 /* Futexes, and the word that the kernel clears when a thread ends, in absent pages. */
 static void *sleeper(void *arg) {
     uint32_t *word = arg;
-    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 5) syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, 5, NULL, NULL, 0);
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 5)
+        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, 5, NULL, NULL, 0);
     return (void *)(uintptr_t)*word;
 }
 static void futexes(void) {

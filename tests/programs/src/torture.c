@@ -1,15 +1,21 @@
 /* Threads write, read and verify random pages while eviction, prefetch and forks go on.
    Usage: torture SEED PAGES THREADS OPERATIONS FORKS
 
-   The oracle lies in shared memory, which no pager of private memory touches: for every page a lock, a version and how often it was
-   emptied. A page of version v holds words that follow from (page, v). A forked child checks its snapshot against the versions that the
-   oracle showed before the fork (not older) and shows after it (not newer), writes its own, and may fork again. */
+   The oracle lies in shared memory, which no pager of private memory touches: for every page a lock, a
+   version and how often it was emptied. A page of version v holds words that follow from (page, v). A forked
+   child checks its snapshot against the versions that the oracle showed before the fork (not older) and shows
+   after it (not newer), writes its own, and may fork again. */
 #include "common.h"
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
 
-struct oracle { _Atomic uint32_t lock; _Atomic uint32_t version; _Atomic uint32_t emptied; uint32_t is_zero; };
+struct oracle {
+    _Atomic uint32_t lock;
+    _Atomic uint32_t version;
+    _Atomic uint32_t emptied;
+    uint32_t is_zero;
+};
 static struct oracle *oracle;
 static size_t pages, threads, operations, forks;
 static char **page_at;
@@ -19,12 +25,20 @@ static _Atomic size_t done_writes, done_reads, done_children;
 static int pipes[2][2];
 
 static uint64_t tag_of(size_t page, uint32_t version) { return (uint64_t)(page + 1) << 24 | version; }
-static void lock(size_t p) { uint32_t free_ = 0; while (!__atomic_compare_exchange_n(&oracle[p].lock, &free_, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) { free_ = 0; sched_yield(); } }
+static void lock(size_t p) {
+    uint32_t free_ = 0;
+    while (!__atomic_compare_exchange_n(&oracle[p].lock, &free_, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+        free_ = 0;
+        sched_yield();
+    }
+}
 static void unlock(size_t p) { __atomic_store_n(&oracle[p].lock, 0, __ATOMIC_RELEASE); }
 static void verify(size_t p, const char *who) {
     uint64_t tag = oracle[p].is_zero ? 0 : tag_of(p, oracle[p].version);
     unsigned k = check_page(page_at[p], tag);
-    if (k != WORDS) FAIL("%s: seed %lu page %zu (%p) word %u is %#lx, should be %#lx of version %u", who, seed, p, page_at[p], k, ((uint64_t *)page_at[p])[k], word_of(tag, k), oracle[p].version);
+    if (k != WORDS)
+        FAIL("%s: seed %lu page %zu (%p) word %u is %#lx, should be %#lx of version %u", who, seed, p,
+             page_at[p], k, ((uint64_t *)page_at[p])[k], word_of(tag, k), oracle[p].version);
 }
 static void rewrite(size_t p) {
     uint32_t v = oracle[p].version + 1;
@@ -46,10 +60,21 @@ static void *worker(void *arg) {
             lock(p); verify(p, "reader"); unlock(p); done_reads++;
             break;
         case 11: /* in order, so that reading ahead begins */
-            for (size_t q = p; q < p + 64 && q < pages; q++) { lock(q); verify(q, "sweep"); unlock(q); done_reads++; }
+            for (size_t q = p; q < p + 64 && q < pages; q++) {
+                lock(q);
+                verify(q, "sweep");
+                unlock(q);
+                done_reads++;
+            }
             break;
         case 12: /* backwards, every third */
-            for (size_t q = p, n = 0; q >= 3 && n < 24; q -= 3, n++) { lock(q); verify(q, "stride"); if (n & 1) rewrite(q); unlock(q); done_reads++; }
+            for (size_t q = p, n = 0; q >= 3 && n < 24; q -= 3, n++) {
+                lock(q);
+                verify(q, "stride");
+                if (n & 1) rewrite(q);
+                unlock(q);
+                done_reads++;
+            }
             break;
         case 13: /* emptied */
             lock(p);
@@ -74,7 +99,11 @@ static void *worker(void *arg) {
             break;
         case 15: /* write only the last word's line: the rest must come from where it was */
             lock(p);
-            if (!oracle[p].is_zero) { volatile uint64_t *w = (void *)page_at[p]; w[WORDS - 1] = word_of(tag_of(p, oracle[p].version), WORDS - 1); verify(p, "one word written"); }
+            if (!oracle[p].is_zero) {
+                volatile uint64_t *w = (void *)page_at[p];
+                w[WORDS - 1] = word_of(tag_of(p, oracle[p].version), WORDS - 1);
+                verify(p, "one word written");
+            }
             unlock(p);
             break;
         }
@@ -88,7 +117,9 @@ struct look { size_t page; uint32_t version, emptied; int was_zero; };
 static void check_snapshot(struct look *l, const char *who) {
     const volatile uint64_t *w = (void *)page_at[l->page];
     uint32_t newest = __atomic_load_n(&oracle[l->page].version, __ATOMIC_ACQUIRE);
-    int may_be_zero = l->was_zero || __atomic_load_n(&oracle[l->page].emptied, __ATOMIC_ACQUIRE) != l->emptied || l->version == 0;
+    int may_be_zero = l->was_zero ||
+                      __atomic_load_n(&oracle[l->page].emptied, __ATOMIC_ACQUIRE) != l->emptied ||
+                      l->version == 0;
     /* A writer may have been in the middle: its version in front, the former behind. */
     uint64_t first = w[0], last = w[WORDS - 1];
     int head = -1, tail = -1;
@@ -100,11 +131,15 @@ static void check_snapshot(struct look *l, const char *who) {
     if (first == 0 && may_be_zero) head = -2;
     if (last == 0 && may_be_zero) tail = -2;
     if (head == -1 || tail == -1)
-        FAIL("%s: seed %lu page %zu begins %#lx and ends %#lx, which is no version from %u to %u (zero allowed: %d)", who, seed, l->page, first, last, l->version, newest, may_be_zero);
+        FAIL("%s: seed %lu page %zu begins %#lx and ends %#lx, which is no version from %u to %u (zero "
+             "allowed: %d)",
+             who, seed, l->page, first, last, l->version, newest, may_be_zero);
     unsigned k = 0;
     while (k < WORDS && w[k] == word_of(head < 0 ? 0 : tag_of(l->page, head), k)) k++;
     for (unsigned j = k; j < WORDS; j++)
-        if (w[j] != word_of(tail < 0 ? 0 : tag_of(l->page, tail), j)) FAIL("%s: seed %lu page %zu word %u is %#lx, of neither version %d nor %d", who, seed, l->page, j, w[j], head, tail);
+        if (w[j] != word_of(tail < 0 ? 0 : tag_of(l->page, tail), j))
+            FAIL("%s: seed %lu page %zu word %u is %#lx, of neither version %d nor %d", who, seed, l->page, j,
+                 w[j], head, tail);
 }
 static void *forker(void *arg) {
     (void)arg;
@@ -125,10 +160,12 @@ static void *forker(void *arg) {
             for (int i = 0; i < LOOKS; i += 2) fill_page(page_at[looks[i].page], 0xc0ffee + looks[i].page);
             pid_t grandchild = f % 3 == 0 ? fork() : -1;
             if (grandchild == 0) {
-                for (int i = 0; i < LOOKS; i++) if (i % 2 == 0) must_be(page_at[looks[i].page], 0xc0ffee + looks[i].page, "grandchild");
+                for (int i = 0; i < LOOKS; i++)
+                    if (i % 2 == 0) must_be(page_at[looks[i].page], 0xc0ffee + looks[i].page, "grandchild");
                 _exit(0);
             }
-            for (int i = 0; i < LOOKS; i += 2) must_be(page_at[looks[i].page], 0xc0ffee + looks[i].page, "child after its writes");
+            for (int i = 0; i < LOOKS; i += 2)
+                must_be(page_at[looks[i].page], 0xc0ffee + looks[i].page, "child after its writes");
             int status = 0;
             if (grandchild > 0) CHECK(waitpid(grandchild, &status, 0) == grandchild);
             _exit(status != 0);
@@ -165,12 +202,14 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; i++) CHECK(pipe(pipes[i]) == 0);
     pthread_t t[64], f;
     working = threads;
-    for (size_t i = 0; i < threads; i++) CHECK(pthread_create(&t[i], NULL, worker, (void *)(uintptr_t)i) == 0);
+    for (size_t i = 0; i < threads; i++)
+        CHECK(pthread_create(&t[i], NULL, worker, (void *)(uintptr_t)i) == 0);
     CHECK(pthread_create(&f, NULL, forker, NULL) == 0);
     for (size_t i = 0; i < threads; i++) pthread_join(t[i], NULL);
     pthread_join(f, NULL);
     for (p = 0; p < pages; p++) verify(p, "at the end");
-    fprintf(stderr, "torture: %zu writes, %zu reads, %zu children; absent %zu\n", done_writes, done_reads, done_children, absent_pages(big, pages / 2));
+    fprintf(stderr, "torture: %zu writes, %zu reads, %zu children; absent %zu\n", done_writes, done_reads,
+            done_children, absent_pages(big, pages / 2));
     printf("ok\n");
     return 0;
 }

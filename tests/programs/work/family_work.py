@@ -1,4 +1,5 @@
-"""Python's ways of making processes, from a parent whose memory does not fit: subprocess, os.fork, multiprocessing by fork and by spawn."""
+"""Python's ways of making processes, from a parent whose memory does not fit: subprocess, os.fork,
+multiprocessing by fork and by spawn."""
 import hashlib
 import multiprocessing
 import os
@@ -40,7 +41,13 @@ if __name__ == "__main__":
     assert echoed == data
     del echoed, data
     # subprocess with a preexec function forks instead of vforking.
-    done = subprocess.run(["sh", "-c", "echo $0 $1", "a", "b"], stdout=subprocess.PIPE, preexec_fn=lambda: os.nice(0), check=True, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", "echo $0 $1", "a", "b"],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: os.nice(0),
+        check=True,
+        timeout=60,
+    )
     assert done.stdout == b"a b\n"
     # A forked child checks everything and changes its own.
     pid = os.fork()

@@ -1,4 +1,5 @@
-"""Sort, column scan or matrix product over arrays of a stated size. Answers are exact: small whole numbers in floating point."""
+"""Sort, column scan or matrix product over arrays of a stated size. Answers are exact: small whole numbers in
+floating point."""
 import sys
 
 import numpy as np

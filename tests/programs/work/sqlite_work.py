@@ -14,7 +14,9 @@ def body(i):
     return hashlib.shake_128(b"%d.%d" % (seed, i)).digest(120)
 
 
-db.executemany("insert into t values (?, ?, ?, ?)", ((i, i * 7919 % rows, f"name-{i:09d}", body(i)) for i in range(rows)))
+db.executemany(
+    "insert into t values (?, ?, ?, ?)", ((i, i * 7919 % rows, f"name-{i:09d}", body(i)) for i in range(rows))
+)
 db.execute("create index t_k on t (k)")
 rng, found = random.Random(seed), hashlib.sha256()
 for _ in range(lookups):

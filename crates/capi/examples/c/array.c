@@ -54,7 +54,8 @@ int main(int argc, char **argv)
         return failed("stats");
     printf("sum of %zu numbers: %llu\n", n, sum);
     printf("%llu faults, %llu pages fetched, %llu written back\n", (unsigned long long)stats.faults,
-           (unsigned long long)(stats.demand_pages + stats.prefetched_pages), (unsigned long long)stats.written_back_pages);
+           (unsigned long long)(stats.demand_pages + stats.prefetched_pages),
+           (unsigned long long)stats.written_back_pages);
 
     if (rampool_region_advise(region, 0, 4096, RAMPOOL_ADVICE_DISCARD) != RAMPOOL_STATUS_OK)
         return failed("advise");

@@ -53,11 +53,13 @@ static void outsider(const char *ticket)
     uint64_t before;
 
     must(rampool_outside_open(ticket, NULL, &outside), "come in");
-    check(rampool_outside_open_region(outside, "chair", &table) == RAMPOOL_STATUS_INVALID && table == NULL, "no such region");
+    check(rampool_outside_open_region(outside, "chair", &table) == RAMPOOL_STATUS_INVALID && table == NULL,
+          "no such region");
     must(rampool_outside_open_region(outside, "table", &table), "open");
     must(rampool_shared_direct_get_layout(table, 16, cells, prices, dense), "gather");
     check(prices[0] == 0.5 && prices[ROWS - 1] == ROWS - 0.5, "the prices");
-    must(rampool_shared_direct_fetch_op(table, COUNT, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, &one, NULL), "count");
+    must(rampool_shared_direct_fetch_op(table, COUNT, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, &one, NULL),
+         "count");
     must(rampool_shared_direct_compare_exchange(table, FLAG, RAMPOOL_KIND_U64, &none, &one, &before), "flag");
     check(before == 0, "the flag");
     printf("%d prices from outside\n", ROWS);
@@ -100,8 +102,10 @@ static void run(int waits)
         ones[i] = 1;
     }
     check(sum == ROWS * (double)ROWS / 2, "the prices");
-    must(rampool_shared_direct_accumulate(table, 64, cells, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, ones), "add");
-    must(rampool_shared_direct_fetch_op(table, COUNT, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, &one, &count), "count");
+    must(rampool_shared_direct_accumulate(table, 64, cells, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, ones),
+         "add");
+    must(rampool_shared_direct_fetch_op(table, COUNT, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, &one, &count),
+         "count");
     check(count <= ranks, "the count before");
     must(rampool_shared_direct_put(table, ROW + 128 + 8 * rank, &sum, sizeof sum), "put");
     sum = 0;
@@ -123,7 +127,8 @@ static void run(int waits)
         check(*(double *)(memory + ROW + 128 + 8 * i) == ROWS * (double)ROWS / 2, "what each put");
     must(rampool_shared_atomic(shared, memory + COUNT, 8, RAMPOOL_ATOMIC_LOAD, 0, &count), "count");
     check(count == ranks + (waits ? 1 : 0), "the count");
-    check(rampool_shared_direct_put(table, (uint64_t)ROWS * ROW - 4, &sum, 8) == RAMPOOL_STATUS_INVALID, "beyond the end");
+    check(rampool_shared_direct_put(table, (uint64_t)ROWS * ROW - 4, &sum, 8) == RAMPOOL_STATUS_INVALID,
+          "beyond the end");
     if (rank == 0)
         printf("%u ranks, %d rows\n", ranks, ROWS);
     rampool_shared_direct_close(table);

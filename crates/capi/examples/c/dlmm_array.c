@@ -1,6 +1,6 @@
 /*
- * The program of the DLM-M paper in shape: start, take one array larger than this machine lends, write it, read it,
- * give it back, end.
+ * The program of the DLM-M paper in shape: start, take one array larger than this machine lends, write it,
+ * read it, give it back, end.
  *
  *     ./dlmm_array MEGABYTES -- -n 3 -f dlmm.conf
  */

@@ -1,5 +1,6 @@
 /*
- * A region that is paged here is handed over to another process, which reads the copy directly, with rampool.h.
+ * A region that is paged here is handed over to another process, which reads the copy directly, with
+ * rampool.h.
  *
  *     ./handed copy SERVER
  */

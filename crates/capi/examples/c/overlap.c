@@ -111,7 +111,8 @@ static int refusals(rampool_direct *direct, rampool_direct_region *region, uint6
     unsigned char byte = 0;
     rampool_pending *pending = (rampool_pending *)&byte;
 
-    CHECK(rampool_direct_start_get(direct, region, blocks * BLOCK, &byte, 1, &pending) == RAMPOOL_STATUS_INVALID);
+    CHECK(rampool_direct_start_get(direct, region, blocks * BLOCK, &byte, 1, &pending) ==
+          RAMPOOL_STATUS_INVALID);
     CHECK(pending == NULL && strlen(rampool_error_message()) > 0);
     CHECK(rampool_direct_start_put(direct, NULL, 0, &byte, 1, &pending) == RAMPOOL_STATUS_INVALID);
     CHECK(rampool_direct_start_put(direct, region, 0, NULL, 1, &pending) == RAMPOOL_STATUS_INVALID);

@@ -1,5 +1,6 @@
 /*
- * A service and its client, on two queues: requests with heads of 64 bytes and bodies of any length, answered with their sums.
+ * A service and its client, on two queues: requests with heads of 64 bytes and bodies of any length, answered
+ * with their sums.
  *
  *     ./queue SERVER MESSAGES BODY_BYTES              for example: ./queue memhost1 100 1000000
  */
@@ -55,7 +56,8 @@ static int serve(const char *ticket)
         size_t head_bytes, body_bytes;
         unsigned char *body;
 
-        if (rampool_queue_take(direct, requests, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
+        if (rampool_queue_take(direct, requests, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK ||
+            message == NULL)
             return failed("service: take");
         memset(&head, 0, sizeof head);
         memcpy(&head, rampool_message_head(message, &head_bytes), sizeof head);
@@ -66,7 +68,8 @@ static int serve(const char *ticket)
             return failed("service: body");
         head.sum = sum_of(body, body_bytes);
         free(body);
-        if (going && rampool_queue_send(direct, answers, &head, sizeof head, NULL, 0, TIMEOUT_MS) != RAMPOOL_STATUS_OK)
+        if (going &&
+            rampool_queue_send(direct, answers, &head, sizeof head, NULL, 0, TIMEOUT_MS) != RAMPOOL_STATUS_OK)
             return failed("service: answer");
         rampool_message_done(direct, message);
     }
@@ -100,7 +103,8 @@ int main(int argc, char **argv)
     }
     count = strtoull(argv[2], NULL, 10);
     bytes = strtoul(argv[3], NULL, 10);
-    /* The service is a process of its own, and joins by ticket. It is started before there are connections. */
+    /* The service is a process of its own, and joins by ticket. It is started before there are
+     * connections. */
     if (pipe(ways) != 0 || (service = fork()) < 0)
         return 1;
     if (service == 0) {
@@ -129,12 +133,15 @@ int main(int argc, char **argv)
 
     /* Many small messages at once. */
     if (rampool_queue_open(direct, "many", 5, 1000, &many) != RAMPOOL_STATUS_OK ||
-        rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_OK || sent != 4)
+        rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_OK ||
+        sent != 4)
         return failed("many");
-    if (rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_NO_ROOM || sent != 0)
+    if (rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_NO_ROOM ||
+        sent != 0)
         return failed("no room for many");
     /* Heads without bytes need no memory of the caller's, however many there are. */
-    if (rampool_queue_send_many(direct, many, NULL, 0, (size_t)1 << 60, 0, &sent) != RAMPOOL_STATUS_INVALID || sent != 0)
+    if (rampool_queue_send_many(direct, many, NULL, 0, (size_t)1 << 60, 0, &sent) != RAMPOOL_STATUS_INVALID ||
+        sent != 0)
         return failed("more than one call sends");
     /* The first whose head begins with an s; the others keep their order. */
     if (rampool_queue_take_where(direct, many, &wanted, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK ||
@@ -161,12 +168,14 @@ int main(int argc, char **argv)
         for (i = 0; i < bytes; i++)
             body[i] = (unsigned char)(number * 31 + i);
         head.number = number;
-        if (rampool_queue_send(direct, requests, &head, sizeof head, body, bytes, TIMEOUT_MS) != RAMPOOL_STATUS_OK)
+        if (rampool_queue_send(direct, requests, &head, sizeof head, body, bytes, TIMEOUT_MS) !=
+            RAMPOOL_STATUS_OK)
             return failed("send");
         if (rampool_queue_take(direct, answers, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
             return failed("take");
         memcpy(&head, rampool_message_head(message, &i), sizeof head);
-        if (i != sizeof head || head.number != number || head.sum != sum_of(body, bytes) || rampool_message_redelivered(message)) {
+        if (i != sizeof head || head.number != number || head.sum != sum_of(body, bytes) ||
+            rampool_message_redelivered(message)) {
             fprintf(stderr, "answer %llu is wrong\n", number);
             return 1;
         }

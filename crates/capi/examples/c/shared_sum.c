@@ -83,10 +83,15 @@ int main(void)
     /* Readers together, a try, and errors that are returned. */
     must(rampool_shared_lock_shared(shared, LOCK + 1), "lock shared");
     must(rampool_shared_barrier(shared, 1), "barrier");
-    check(ranks == 1 || rampool_shared_try_lock(shared, LOCK + 1) != RAMPOOL_STATUS_OK, "a lock that others read is taken");
-    check(rampool_shared_unlock(shared, 12345) == RAMPOOL_STATUS_INVALID, "a lock that is not held is given back");
-    check(rampool_shared_alloc(shared, 1, "colour=red", &private_memory) == RAMPOOL_STATUS_INVALID && private_memory == NULL, "an option");
-    check(rampool_shared_atomic(shared, &sum, 8, RAMPOOL_ATOMIC_LOAD, 0, NULL) == RAMPOOL_STATUS_INVALID, "an atomic on the stack");
+    check(ranks == 1 || rampool_shared_try_lock(shared, LOCK + 1) != RAMPOOL_STATUS_OK,
+          "a lock that others read is taken");
+    check(rampool_shared_unlock(shared, 12345) == RAMPOOL_STATUS_INVALID,
+          "a lock that is not held is given back");
+    check(rampool_shared_alloc(shared, 1, "colour=red", &private_memory) == RAMPOOL_STATUS_INVALID &&
+              private_memory == NULL,
+          "an option");
+    check(rampool_shared_atomic(shared, &sum, 8, RAMPOOL_ATOMIC_LOAD, 0, NULL) == RAMPOOL_STATUS_INVALID,
+          "an atomic on the stack");
     must(rampool_shared_barrier(shared, 2), "barrier");
     must(rampool_shared_unlock(shared, LOCK + 1), "unlock");
     must(rampool_shared_barrier(shared, 3), "barrier");
@@ -101,7 +106,8 @@ int main(void)
     check(before == (UINT64_C(1) << ranks) - 1, "bits");
     must(rampool_shared_barrier(shared, 6), "barrier");
     if (rank == 0) {
-        must(rampool_shared_compare_exchange(shared, &table->tickets, 8, 3 * (uint64_t)ranks, 1, &before), "exchange");
+        must(rampool_shared_compare_exchange(shared, &table->tickets, 8, 3 * (uint64_t)ranks, 1, &before),
+             "exchange");
         check(before == 3 * (uint64_t)ranks, "the word before the exchange");
     }
 
@@ -115,7 +121,8 @@ int main(void)
 
     rampool_shared_stats stats;
     must(rampool_shared_count(shared, &stats, sizeof stats), "count");
-    check(stats.barriers >= 5 && stats.lock_acquires > 0 && (ranks == 1 || stats.sent_messages > 0), "counts");
+    check(stats.barriers >= 5 && stats.lock_acquires > 0 && (ranks == 1 || stats.sent_messages > 0),
+          "counts");
     if (rank == 0)
         printf("sum %ld\n", table->sum);
     must(rampool_shared_barrier(shared, 5), "barrier");

@@ -90,7 +90,8 @@ int main(int argc, char **argv)
     MUST(rampool_direct_put(direct, table, 0, content, rows * sizeof *content));
 
     /* Every balance grows, each by another amount: only the amounts travel. */
-    MUST(rampool_direct_accumulate(direct, table, balance_at, column, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, operands));
+    MUST(rampool_direct_accumulate(direct, table, balance_at, column, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM,
+                                   operands));
     least = INT64_MAX;
     for (n = 0; n < rows; n++) {
         content[n].balance += operands[n];
@@ -101,22 +102,28 @@ int main(int argc, char **argv)
     }
 
     /* One element at a time: fetch-and-add, and compare-and-swap. */
-    MUST(rampool_direct_fetch_op(direct, table, balance_at, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &hundred, &old));
+    MUST(rampool_direct_fetch_op(direct, table, balance_at, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &hundred,
+                                 &old));
     CHECK(old == content[0].balance);
-    MUST(rampool_direct_fetch_op(direct, table, balance_at, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_REPLACE, &old, NULL));
-    MUST(rampool_direct_compare_exchange(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance, &one, &value));
+    MUST(rampool_direct_fetch_op(direct, table, balance_at, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_REPLACE, &old,
+                                 NULL));
+    MUST(rampool_direct_compare_exchange(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance,
+                                         &one, &value));
     CHECK(value == content[0].balance);
-    MUST(rampool_direct_compare_exchange(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance, &hundred, &value));
+    MUST(rampool_direct_compare_exchange(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance,
+                                         &hundred, &value));
     CHECK(value == 1);
     MUST(rampool_direct_put(direct, table, balance_at, &content[0].balance, sizeof(int64_t)));
-    MUST(rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_MAX, &half, &rate));
+    MUST(
+        rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_MAX, &half, &rate));
     CHECK(rate == 0.0);
     MUST(rampool_direct_get(direct, table, rate_at, &rate, sizeof rate));
     CHECK(rate == 0.5);
 
     /* Filters and totals: only the results travel. */
     MUST(rampool_direct_sum(direct, table, balance_at, column, RAMPOOL_KIND_I64, NULL, &total));
-    CHECK(total.count == rows && (int64_t)total.low == sum && total.high == (sum < 0 ? -1 : 0) && total.real == (double)sum);
+    CHECK(total.count == rows && (int64_t)total.low == sum && total.high == (sum < 0 ? -1 : 0) &&
+          total.real == (double)sum);
     MUST(rampool_direct_sum(direct, table, balance_at, column, RAMPOOL_KIND_I64, &below_zero, &total));
     CHECK(total.count == negative && total.high == (negative > 0 ? -1 : 0));
     MUST(rampool_direct_sum(direct, table, rate_at, column, RAMPOOL_KIND_F64, NULL, &total));
@@ -129,11 +136,13 @@ int main(int argc, char **argv)
     CHECK(!found);
     MUST(rampool_direct_max(direct, table, rate_at, column, RAMPOOL_KIND_F64, NULL, &rate, &found));
     CHECK(found && rate == (double)(rows - 1) / 2);
-    MUST(rampool_direct_select(direct, table, balance_at, column, RAMPOOL_KIND_I64, &some, positions, rows, &count));
+    MUST(rampool_direct_select(direct, table, balance_at, column, RAMPOOL_KIND_I64, &some, positions, rows,
+                               &count));
     for (n = 0; n < count; n++)
-        CHECK(positions[n] < rows && (n == 0 || positions[n] > positions[n - 1]) && content[positions[n]].balance >= 0 &&
-              content[positions[n]].balance <= 100);
-    MUST(rampool_direct_select_values(direct, table, balance_at, column, RAMPOOL_KIND_I64, &some, balances, rows, &n));
+        CHECK(positions[n] < rows && (n == 0 || positions[n] > positions[n - 1]) &&
+              content[positions[n]].balance >= 0 && content[positions[n]].balance <= 100);
+    MUST(rampool_direct_select_values(direct, table, balance_at, column, RAMPOOL_KIND_I64, &some, balances,
+                                      rows, &n));
     CHECK(n == count);
     for (n = 0; n < count; n++)
         CHECK(balances[n] >= 0 && balances[n] <= 100);
@@ -173,12 +182,18 @@ int main(int argc, char **argv)
     for (n = 0; n < rows; n++)
         CHECK(balances[n] == content[n].balance);
 
-    REFUSED(rampool_direct_accumulate(direct, table, balance_at, column, 9, RAMPOOL_COMBINE_SUM, operands), "kind 9");
+    REFUSED(rampool_direct_accumulate(direct, table, balance_at, column, 9, RAMPOOL_COMBINE_SUM, operands),
+            "kind 9");
     REFUSED(rampool_direct_fetch_op(direct, table, 0, RAMPOOL_KIND_I64, 8, &one, NULL), "unknown way 8");
-    REFUSED(rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_XOR, &half, NULL), "F64");
-    REFUSED(rampool_direct_fetch_op(direct, table, 3, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &one, NULL), "aligned");
+    REFUSED(
+        rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_XOR, &half, NULL),
+        "F64");
+    REFUSED(rampool_direct_fetch_op(direct, table, 3, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &one, NULL),
+            "aligned");
     REFUSED(rampool_direct_compare_exchange(direct, table, 0, RAMPOOL_KIND_I64, NULL, &one, NULL), "null");
-    REFUSED(rampool_direct_sum(direct, table, rows * sizeof(struct row), column, RAMPOOL_KIND_I64, NULL, &total), "reaches");
+    REFUSED(
+        rampool_direct_sum(direct, table, rows * sizeof(struct row), column, RAMPOOL_KIND_I64, NULL, &total),
+        "reaches");
     REFUSED(rampool_direct_sum(direct, table, 0, column, RAMPOOL_KIND_I64, &none, &total), "filter");
     REFUSED(rampool_direct_copy(direct, table, 0, column, copy, 0, word), "bytes");
     REFUSED(rampool_direct_group(direct, &by, &of, &none, groups, 4, &n), "filter");

@@ -1,6 +1,6 @@
 /*
- * A sum over shared memory, with the interface of tsm.h. Node 0 fills an array, all nodes add up parts of it under a lock, then each replaces its
- * part, and all check the whole.
+ * A sum over shared memory, with the interface of tsm.h. Node 0 fills an array, all nodes add up parts of it
+ * under a lock, then each replaces its part, and all check the whole.
  *
  *     rampool launch -n 4 ./tsm_sum 1000000
  */

@@ -169,9 +169,8 @@ proptest! {
     #[test]
     fn members_come_and_go_as_a_plain_list_says(steps in prop::collection::vec(step(), 0..120)) {
         let mut directory = Directory::new(limits());
-        let mut known: Vec<Known> = Vec::new();
+        let (mut known, mut now) = (Vec::<Known>::new(), 0);
         let mut sizes: BTreeMap<LeaseId, u64> = BTreeMap::new();
-        let mut now = 0;
         for step in steps {
             let count = known.len();
             let mut departed = Vec::new();
@@ -182,7 +181,8 @@ proptest! {
                     prop_assert_eq!(result.is_ok(), bytes > 0 && bytes <= 1000 - lent && sizes.len() < 5);
                     if let Ok((lease, member)) = result {
                         prop_assert!(sizes.insert(lease, bytes).is_none());
-                        known.push(Known { lease, member, connection: ConnectionNumber::FIRST, lost_at: None });
+                        let connection = ConnectionNumber::FIRST;
+                        known.push(Known { lease, member, connection, lost_at: None });
                     }
                 }
                 Step::Join(i) if count > 0 => {
@@ -197,11 +197,11 @@ proptest! {
                 }
                 Step::Return(i) if count > 0 => {
                     let k = &mut known[i % count];
-                    let (_, connection, _) = directory.attach(None, &attach(k.lease, TOKEN, k.member)).unwrap();
-                    prop_assert!(connection > k.connection);
+                    let (_, new, _) = directory.attach(None, &attach(k.lease, TOKEN, k.member)).unwrap();
+                    prop_assert!(new > k.connection);
                     // The state of the one before does not matter any more.
                     directory.disconnected(Tick(now), k.lease, k.member, k.connection);
-                    (k.connection, k.lost_at) = (connection, None);
+                    (k.connection, k.lost_at) = (new, None);
                 }
                 // The second time it says nothing new.
                 Step::Disconnect(i) if count > 0 => {

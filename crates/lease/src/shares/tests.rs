@@ -225,7 +225,9 @@ proptest! {
     /// connections of one of them, the difference of their times, divided by their weights, is at most a turn
     /// of each. Every one that wakes is served.
     #[test]
-    fn shares_hold_for_any_arrivals(steps in prop::collection::vec(step(), 1..400), weights in prop::collection::vec(1..5u32, 4)) {
+    fn shares_hold_for_any_arrivals(
+        steps in prop::collection::vec(step(), 1..400), weights in prop::collection::vec(1..5u32, 4),
+    ) {
         // Connections 0 and 1 are of tenant 0, 2 of tenant 1: they always have something to do.
         let tenant = |connection: usize| [0, 0, 1, 0, 1, 2, 2, 3, 3][connection];
         let mut shares = Shares::default();
@@ -264,7 +266,10 @@ proptest! {
             }
             let share = |tenant: usize| of_tenant[tenant] / u64::from(weights[tenant]);
             prop_assert!(share(0).abs_diff(share(1)) <= 2 * LONGEST + 400, "{of_tenant:?} {weights:?}");
-            prop_assert!(of_connection[0].abs_diff(of_connection[1]) <= 2 * LONGEST + 400, "{of_connection:?}");
+            prop_assert!(
+                of_connection[0].abs_diff(of_connection[1]) <= 2 * LONGEST + 400,
+                "{of_connection:?}"
+            );
         }
         // All that want are served, once no more comes.
         while let Some(c) = shares.pick() {

@@ -44,8 +44,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (member(), region()).prop_map(|(member, region)| Step::Open { member, region }),
         1 => (member(), region()).prop_map(|(member, region)| Step::Free { member, region }),
         8 => (member(), region(), extents(), any::<u64>(), charge)
-            .prop_map(|(member, region, extents, zero_bits, charge)| Step::Put { member, region, extents, zero_bits, charge }),
-        3 => (member(), region(), long_extents()).prop_map(|(member, region, extents)| Step::Discard { member, region, extents }),
+            .prop_map(|(member, region, extents, zero_bits, charge)| {
+                Step::Put { member, region, extents, zero_bits, charge }
+            }),
+        3 => (member(), region(), long_extents())
+            .prop_map(|(member, region, extents)| Step::Discard { member, region, extents }),
         1 => member().prop_map(|member| Step::Gone { member }),
         1 => (100_000..2_000_000u64).prop_map(|bytes| Step::Resize { bytes }),
     ]

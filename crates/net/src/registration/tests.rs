@@ -327,9 +327,10 @@ fn memory_that_cannot_be_pinned_is_refused_and_nothing_is_kept() {
         return;
     }
     let mut pins = pins(1 << 20);
-    assert!(
-        matches!(pins.acquire(PAGE, PAGE), Err(PinError::Kernel(error)) if error.raw_os_error() == Some(libc::EFAULT))
-    );
+    assert!(matches!(
+        pins.acquire(PAGE, PAGE),
+        Err(PinError::Kernel(error)) if error.raw_os_error() == Some(libc::EFAULT)
+    ));
     assert!(matches!(pins.acquire(PAGE, 0), Err(PinError::Nothing)));
     assert!(matches!(pins.acquire(PAGE, 2 << 20), Err(PinError::Refused(Refused::Allowance { .. }))));
     assert_eq!(pins.pinned_bytes(), 0);

@@ -97,7 +97,8 @@ def check(name: str, there: Known, shape: tuple[int, ...] | None, dtype: np.dtyp
     wanted = ([] if shape is None else [f"shape {shape}"]) + ([] if dtype is None else [f"dtype {dtype}"])
     raise ValueError(
         f"the array {name!r} has shape {there[0]} and dtype {there[1]}, and is not opened with "
-        f"{' and '.join(wanted)}: pool.open({name!r}) opens it as it is, pool.delete({name!r}) makes room for another"
+        f"{' and '.join(wanted)}: pool.open({name!r}) opens it as it is, pool.delete({name!r}) makes room "
+        "for another"
     )
 
 

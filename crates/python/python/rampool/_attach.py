@@ -33,7 +33,8 @@ class Attachment:
 
     def __str__(self) -> str:
         used = _anonymous_bytes()
-        return f"rampool: {used / 2**20:.0f} MiB of anonymous memory are here, of at most {self.local}; the rest is in the pool"
+        here = f"{used / 2**20:.0f} MiB of anonymous memory are here, of at most {self.local}"
+        return f"rampool: {here}; the rest is in the pool"
 
 
 _attached: Attachment | None = None
@@ -87,7 +88,8 @@ def attach(
         if _attached.local == text:
             return _attached
         raise Error(
-            f"this process is attached already, with {_attached.local} of local memory; that cannot be changed"
+            f"this process is attached already, with {_attached.local} of local memory; that cannot be "
+            "changed"
         )
     if _has_agent():
         raise Error("this process was started by `rampool run`, which manages its memory already")
@@ -133,7 +135,8 @@ def status() -> str:
         return 'rampool: this process is not attached; rampool.attach("4G") does that'
     if _holder is not None and _holder.poll() is not None:
         why = _reason(_said) if _said is not None else ""
-        return f"rampool: `rampool hold` has ended with {_holder.returncode} ({why}): its servers free this process's pages"
+        ended = f"`rampool hold` has ended with {_holder.returncode} ({why})"
+        return f"rampool: {ended}: its servers free this process's pages"
     return str(_attached)
 
 
@@ -182,7 +185,8 @@ def _kernel_tells_of_forks() -> bool:
 def _refuse_forks(event: str, _: object) -> None:
     if event in ("os.fork", "os.forkpty"):
         raise ForkError(
-            'an attached process can fork only with CAP_SYS_PTRACE: use the start method "spawn" or "forkserver", or subprocess, '
+            'an attached process can fork only with CAP_SYS_PTRACE: use the start method "spawn" or '
+            '"forkserver", or subprocess, '
             "or start the program with `python -m rampool`"
         )
 

@@ -52,7 +52,8 @@ class _Phantom:
         self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         self.__array_interface__ = {
-            "data": (_NOWHERE + offset, False), "shape": shape, "strides": strides, "typestr": f"|V{dtype.itemsize}", "version": 3,
+            "data": (_NOWHERE + offset, False), "shape": shape, "strides": strides,
+            "typestr": f"|V{dtype.itemsize}", "version": 3,
         }  # fmt: skip
 
 
@@ -88,8 +89,7 @@ class Duck(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
     __array_priority__ = 10.0
 
-    # --- what each kind of array says
-    # ---------------------------------------------------------------------------------------------------
+    # --- what each kind of array says ----------------------------------------------------------------------
 
     def _values(self) -> Array:
         """Its elements, fetched: an array of this process's own."""
@@ -112,8 +112,7 @@ class Duck(NDArrayOperatorsMixin):
         at the servers. None: they cannot."""
         return None
 
-    # --- what follows from that
-    # ---------------------------------------------------------------------------------------------------
+    # --- what follows from that ----------------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
@@ -158,7 +157,7 @@ class Duck(NDArrayOperatorsMixin):
     def __iter__(self) -> Iterator[Any]:
         rows = max(1, (8 << 20) * len(self) // max(self.nbytes, 1))
         for first in range(0, len(self), rows):
-            some = self._viewed(lambda array, first=first: array[first : first + rows])._values()  # type: ignore[misc]
+            some = self._viewed(lambda array, at=first: array[at : at + rows])._values()  # type: ignore[misc]
             # A row is a copy: what is written to it would be lost.
             some.flags.writeable = False
             yield from some
@@ -190,7 +189,8 @@ class Duck(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
-                "an array of more than one element, or of none, is neither true nor false: use .any() or .all(), "
+                "an array of more than one element, or of none, is neither true nor false: use .any() or "
+                ".all(), "
                 "or give a condition to where="
             )
         return bool(self._one(bool))
@@ -306,8 +306,7 @@ class Duck(NDArrayOperatorsMixin):
             else np.zeros(self.shape, self.dtype)
         )
 
-    # --- reductions
-    # ---------------------------------------------------------------------------------------------------
+    # --- reductions ----------------------------------------------------------------------------------------
 
     def sum(
         self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **rest: Any

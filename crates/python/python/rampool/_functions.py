@@ -19,14 +19,16 @@ Function = Callable[..., Any]
 _VIEWS = {
     getattr(np, name)
     for name in (
-        "transpose", "permute_dims", "matrix_transpose", "swapaxes", "moveaxis", "rollaxis", "squeeze", "expand_dims",
+        "transpose", "permute_dims", "matrix_transpose", "swapaxes", "moveaxis", "rollaxis", "squeeze",
+        "expand_dims",
         "flip", "fliplr", "flipud", "rot90",
     )
     if hasattr(np, name)
 }  # fmt: skip
 # Methods of an array with the same arguments.
 _METHODS = {
-    np.sum: "sum", np.mean: "mean", np.min: "min", np.max: "max", np.amin: "min", np.amax: "max", np.any: "any", np.all: "all",
+    np.sum: "sum", np.mean: "mean", np.min: "min", np.max: "max", np.amin: "min", np.amax: "max",
+    np.any: "any", np.all: "all",
     np.reshape: "reshape", np.ravel: "ravel", np.copy: "copy", np.real: "real", np.imag: "imag",
 }  # fmt: skip
 # They change their first argument.
@@ -92,8 +94,7 @@ def _write(called: Function, array: Duck, words: Sequence[Any], named: dict[str,
     array[...] = values
 
 
-# --- functions that need no element, or few
-# -------------------------------------------------------------------------------------------------------
+# --- functions that need no element, or few ---------------------------------------------------------------
 
 
 def _shape(a: Any) -> Any:

@@ -28,7 +28,8 @@ Array = npt.NDArray[Any]
 _live: dict[str, dict[int, weakref.ref[Lazy]]] = {}
 # What comparisons are called at the servers; and with the operands exchanged.
 TESTS: dict[Any, str] = {
-    np.equal: "==", np.not_equal: "!=", np.less: "<", np.less_equal: "<=", np.greater: ">", np.greater_equal: ">=",
+    np.equal: "==", np.not_equal: "!=", np.less: "<", np.less_equal: "<=", np.greater: ">",
+    np.greater_equal: ">=",
 }  # fmt: skip
 MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 

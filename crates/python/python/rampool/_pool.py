@@ -70,7 +70,8 @@ def connect(
     named = os.environ.get("RAMPOOL_SERVERS") if servers is None else servers
     if not named:
         raise ValueError(
-            "no memory server is named: connect('HOST=64G'), or set RAMPOOL_SERVERS; `rampool serve` starts one"
+            "no memory server is named: connect('HOST=64G'), or set RAMPOOL_SERVERS; `rampool serve` starts "
+            "one"
         )
     texts = [("server", named if isinstance(named, str) else ",".join(named)), ("local", str(local))]
     if memory is not None:
@@ -113,8 +114,7 @@ class Pool:
         self._parts: weakref.WeakSet[Queue | Store | SharedStore] = weakref.WeakSet()
         _open.add(self)
 
-    # --- arrays whose pages come and go
-    # -------------------------------------------------------------------------------------------
+    # --- arrays whose pages come and go --------------------------------------------------------------------
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """A paged array, all zero: memory that is fresh costs nothing.
@@ -135,7 +135,8 @@ class Pool:
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError(
-                f"{kind} holds Python objects, which are pointers: their memory cannot be in a pool; use numbers, or rampool.attach"
+                f"{kind} holds Python objects, which are pointers: their memory cannot be in a pool; use "
+                "numbers, or rampool.attach"
             )
         sizes = tuple(int(n) for n in shape) if isinstance(shape, Sequence) else (int(shape),)
         if any(n < 0 for n in sizes):
@@ -175,14 +176,14 @@ class Pool:
         if paging is not None and not paging[1] and not _warned_of_system_calls:
             _warned_of_system_calls = True
             warnings.warn(
-                f"page faults are caught by `{paging[0]}` here, so system calls given a paged array fail with EFAULT (tofile, readinto); "
+                f"page faults are caught by `{paging[0]}` here, so system calls given a paged array fail "
+                "with EFAULT (tofile, readinto); "
                 "start the program with `python -m rampool`, or see `rampool doctor`",
                 RuntimeWarning,
                 stacklevel=4,
             )
 
-    # --- arrays at the servers
-    # ----------------------------------------------------------------------------------------------------
+    # --- arrays at the servers -----------------------------------------------------------------------------
 
     def remote(self, name: str | None, shape: Shape, dtype: npt.DTypeLike | None = None) -> RemoteArray:
         """An array that lies at the servers: nothing of it is cached here, and every member of the lease may
@@ -321,8 +322,7 @@ class Pool:
 
         return SharedStore(self, name, keys, stale)
 
-    # --- the lease
-    # ----------------------------------------------------------------------------------------------------------------
+    # --- the lease -----------------------------------------------------------------------------------------
 
     @property
     def ticket(self) -> str:

@@ -15,16 +15,16 @@ __all__ = ["SharedStore"]
 
 
 class SharedStore(MutableMapping[Key, Buffer]):
-    """From keys to bytes that lie in the pool, for every process of the lease, also those in Rust and C. Made by
-    :meth:`rampool.Pool.shared_store`.
+    """From keys to bytes that lie in the pool, for every process of the lease, also those in Rust and C. Made
+    by :meth:`rampool.Pool.shared_store`.
 
-    Each operation takes effect at once for all processes. A process that is killed in the middle of a put leaves
-    the key with its old value or with the new one. Room that it had is found again when another process needs
-    it, once the dead one has not been heard of for ``stale`` seconds. The store is gone with the last process that
-    has the lease.
+    Each operation takes effect at once for all processes. A process that is killed in the middle of a put
+    leaves the key with its old value or with the new one. Room that it had is found again when another
+    process needs it, once the dead one has not been heard of for ``stale`` seconds. The store is gone with
+    the last process that has the lease.
 
-    Reading gives a writable ``memoryview`` of fresh memory. Keys are ``bytes``; a ``str`` is its UTF-8. Threads
-    may share it, one at a time.
+    Reading gives a writable ``memoryview`` of fresh memory. Keys are ``bytes``; a ``str`` is its UTF-8.
+    Threads may share it, one at a time.
 
     >>> import rampool
     >>> with connect(SERVERS, memory="64M") as pool, rampool.Pool.join(pool.ticket) as other:
@@ -81,9 +81,9 @@ class SharedStore(MutableMapping[Key, Buffer]):
         return self._native.count()
 
     def adopt(self) -> int:
-        """Takes over the room of processes that have not been heard of for ``stale`` seconds, and gives the room
-        of those back that it took over so long ago; how many pieces of both. A put that finds no room does it by
-        itself.
+        """Takes over the room of processes that have not been heard of for ``stale`` seconds, and gives the
+        room of those back that it took over so long ago; how many pieces of both. A put that finds no room
+        does it by itself.
 
         Raises:
             rampool.NoRoom: there is none to move values to.

@@ -242,8 +242,7 @@ class RemoteArray(Duck):
         place = (self._offset, self.shape, self._strides, self.dtype, self.name)
         return reopened, (pool, self._direct.ticket(self._region), place)
 
-    # --- reading
-    # ------------------------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         place = self._place(key)
@@ -314,8 +313,7 @@ class RemoteArray(Duck):
 
         return Pending(self._direct, [step], finish)
 
-    # --- writing
-    # ------------------------------------------------------------------------------------------------------------------
+    # --- writing -------------------------------------------------------------------------------------------
 
     def __setitem__(self, key: Any, value: npt.ArrayLike) -> None:
         self.start_put(key, value).result()
@@ -369,7 +367,7 @@ class RemoteArray(Duck):
         """Field by field: what lies in between is not this array's, or nobody's."""
         names = self.dtype.names or ()
         puts = [
-            self._viewed(lambda array, name=name: array[name]).start_put(key, source[name])  # type: ignore[misc]
+            self._viewed(lambda a, name=name: a[name]).start_put(key, source[name])  # type: ignore[misc]
             for name in names
         ]
         return Pending(self._direct, [step for put in puts for step in put._steps], lambda _: None)
@@ -465,8 +463,7 @@ class RemoteArray(Duck):
             )
         return view._offset, kind
 
-    # --- computing at the servers
-    # -------------------------------------------------------------------------------------------------
+    # --- computing at the servers --------------------------------------------------------------------------
 
     def count(self, where: Condition | npt.ArrayLike | None = None) -> int:
         """How many elements there are, or for how many a condition holds, counted at the servers."""
@@ -546,8 +543,7 @@ class RemoteArray(Duck):
         if self._about is not None:
             self._direct.free(self._about)
 
-    # --- under the hood
-    # -----------------------------------------------------------------------------------------------------------
+    # --- under the hood ------------------------------------------------------------------------------------
 
     def _values(self) -> Array:
         return cast(Array, self.start_get(...).result())
@@ -963,7 +959,8 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
         else:
             if entry.size and not (-size <= int(entry.min()) and int(entry.max()) < size):
                 raise IndexError(
-                    f"an index of {int(entry.min())} to {int(entry.max())} is out of bounds for axis {axis} with size {size}"
+                    f"an index of {int(entry.min())} to {int(entry.max())} is out of bounds for axis {axis} "
+                    f"with size {size}"
                 )
             contents.append((entry.ravel() % max(size, 1)) * stride)
             key.append(np.arange(entry.size).reshape(entry.shape))

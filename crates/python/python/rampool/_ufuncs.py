@@ -55,7 +55,8 @@ def ufunc(function: np.ufunc, method: str, inputs: Sequence[Any], named: dict[st
 
 
 def _reduce(
-    function: np.ufunc, array: Duck, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: Any = False, **rest: Any
+    function: np.ufunc, array: Duck, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: Any = False,
+    **rest: Any
 ) -> Any:  # fmt: skip
     what = _REDUCTIONS[function]
     if dtype is not None and what != "sum":

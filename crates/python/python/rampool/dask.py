@@ -113,7 +113,8 @@ def _weight(value: object) -> int:
 
 
 class _Bytes(MutableMapping[Any, Any]):
-    """What zict.File is for a directory. Keys stay what they are: a name in the store is a number of theirs."""
+    """What zict.File is for a directory. Keys stay what they are: a name in the store is a number of
+    theirs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

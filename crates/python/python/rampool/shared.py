@@ -146,8 +146,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def epoch(self, number: int = 0, *, keep: bool = False) -> Iterator[None]:
-        """``with ranks.epoch():`` is work between two barriers: all ranks meet at the end of the block. A block
-        that ends by an exception does not wait."""
+        """``with ranks.epoch():`` is work between two barriers: all ranks meet at the end of the block. A
+        block that ends by an exception does not wait."""
         yield
         self._native.barrier(number, keep)
 
@@ -250,7 +250,9 @@ def launch(
     try:
         for rank in range(n):
             here, there = context.Pipe(duplex=False)
-            words = (there, {**place, "RAMPOOL_RANK": str(rank)}, listener if rank == 0 else None, f, args, kwargs)
+            words = (
+                there, {**place, "RAMPOOL_RANK": str(rank)}, listener if rank == 0 else None, f, args, kwargs
+            )
             process = context.Process(target=_rank, args=words, name=f"rampool-rank-{rank}")
             process.start()
             there.close()

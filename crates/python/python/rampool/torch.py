@@ -98,9 +98,9 @@ class _Saved:
 
 
 def _free_at_once(nbytes: int) -> None:
-    """From now on the C library gives freed blocks of so many bytes back to the system at once. As it comes, it
-    keeps them once a first one was freed; and glibc before 2.38 finds no use for an aligned block that it keeps, so
-    that memory of tensors that are in the pool would stay here."""
+    """From now on the C library gives freed blocks of so many bytes back to the system at once. As it comes,
+    it keeps them once a first one was freed; and glibc before 2.38 finds no use for an aligned block that it
+    keeps, so that memory of tensors that are in the pool would stay here."""
     with contextlib.suppress(AttributeError, OSError):
         # M_MMAP_THRESHOLD; its greatest value is 32 MiB.
         ctypes.CDLL(None).mallopt(-3, min(max(nbytes, 128 << 10), 32 << 20))
@@ -112,8 +112,8 @@ def offload(pool: Pool, over: int = 1 << 20, ahead: int = 1) -> Iterator[Offload
 
     The backward step may come after the block. A tensor on a GPU goes through this machine's memory and comes
     back to its GPU. Tensors of another layout than strided, and parameters, stay where they are. A saved
-    tensor comes back contiguous. For the whole process, the C library from now on gives freed blocks of ``over``
-    bytes back to the system at once (mallopt's M_MMAP_THRESHOLD).
+    tensor comes back contiguous. For the whole process, the C library from now on gives freed blocks of
+    ``over`` bytes back to the system at once (mallopt's M_MMAP_THRESHOLD).
 
     Args:
         pool: where they lie.

@@ -1036,9 +1036,10 @@ fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
     let region = direct.create(MIB).unwrap();
     direct.put_value(region, 8, 7u64).unwrap();
     let much = Layout::bytes(MIB).unwrap().hvector(1 << 29, 1, 0).unwrap();
-    assert!(
-        matches!(direct.start_get(region, 0, &much), Err(DirectError::NoMemory { bytes }) if bytes == MIB << 29)
-    );
+    assert!(matches!(
+        direct.start_get(region, 0, &much),
+        Err(DirectError::NoMemory { bytes }) if bytes == MIB << 29
+    ));
     assert!(matches!(direct.get_values::<u64>(region, 0, &much), Err(DirectError::NoMemory { .. })));
     // Nor is it looked through or copied, where not a byte of it would come here.
     let elements = (MIB / 8) << 29;

@@ -719,9 +719,10 @@ fn many_heads_travel_in_groups_that_are_not_torn() {
     let full: Vec<&[u8]> = vec![b"head"; 250];
     assert_eq!(receiver.send_many(&from, &full, NOW).unwrap(), 100);
     assert!(matches!(receiver.send_many(&from, &full, NOW), Err(QueueError::Full { messages: 100, .. })));
-    assert!(
-        matches!(receiver.send_many(&from, &[b"", &[0; MAX_HEAD_BYTES + 1]], NOW), Err(QueueError::Head { bytes, .. }) if bytes == MAX_HEAD_BYTES + 1)
-    );
+    assert!(matches!(
+        receiver.send_many(&from, &[b"", &[0; MAX_HEAD_BYTES + 1]], NOW),
+        Err(QueueError::Head { bytes, .. }) if bytes == MAX_HEAD_BYTES + 1
+    ));
     assert_eq!(receiver.send_many(&from, &[], NOW).unwrap(), 0);
     receiver.close();
     all_gone(&[&server]);

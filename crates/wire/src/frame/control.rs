@@ -209,11 +209,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lease_requests_come_back_as_they_were(bytes: u64, pid: u32, name in "[a-zäß/ ]{0,100}", host in "[a-z.]{0,255}") {
+        fn lease_requests_come_back_as_they_were(
+            bytes: u64, pid: u32, name in "[a-zäß/ ]{0,100}", host in "[a-z.]{0,255}",
+        ) {
             let open = OpenLease { bytes, pid, name: name.clone(), host: host.clone() };
             prop_assert_eq!(OpenLease::parse(&open.encode()), Ok(open));
-            let attach =
-                AttachLease { lease: LeaseId(bytes), token: LeaseToken([7; 16]), member: MemberId(9), pid, name, host };
+            let attach = AttachLease {
+                lease: LeaseId(bytes),
+                token: LeaseToken([7; 16]),
+                member: MemberId(9),
+                pid,
+                name,
+                host,
+            };
             prop_assert_eq!(AttachLease::parse(&attach.encode()), Ok(attach));
         }
 

@@ -261,7 +261,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_put_comes_back_as_it_was(extents in any_extents(), pool in prop::collection::vec(any_entry(), 480)) {
+        fn a_put_comes_back_as_it_was(
+            extents in any_extents(), pool in prop::collection::vec(any_entry(), 480),
+        ) {
             let pages = usize::try_from(crate::units::total_pages(&extents)).unwrap();
             let mut out = Vec::new();
             let bulk = encode_put(&mut out, Header::request(Opcode::Put, 1), &extents, &pool[..pages]);
@@ -278,7 +280,9 @@ mod tests {
         }
 
         #[test]
-        fn a_get_and_its_reply_come_back_as_they_were(extents in any_extents(), pool in prop::collection::vec(any_entry(), 480)) {
+        fn a_get_and_its_reply_come_back_as_they_were(
+            extents in any_extents(), pool in prop::collection::vec(any_entry(), 480),
+        ) {
             let mut out = Vec::new();
             encode_extents(&mut out, Header::request(Opcode::Get, 1), &extents);
             let (header, table) = split(&out);
@@ -291,8 +295,14 @@ mod tests {
             let mut entries = Vec::new();
             prop_assert_eq!(parse_get_reply(&reply, table, pages, true, &mut entries), Ok(()));
             prop_assert_eq!(&entries[..], &pool[..pages]);
-            prop_assert_eq!(parse_get_reply(&reply, table, pages + 1, true, &mut entries), Err(WireError::TableLength));
-            prop_assert_eq!(parse_get_reply(&reply, table, pages - 1, true, &mut entries), Err(WireError::TableLength));
+            prop_assert_eq!(
+                parse_get_reply(&reply, table, pages + 1, true, &mut entries),
+                Err(WireError::TableLength)
+            );
+            prop_assert_eq!(
+                parse_get_reply(&reply, table, pages - 1, true, &mut entries),
+                Err(WireError::TableLength)
+            );
         }
 
         #[test]

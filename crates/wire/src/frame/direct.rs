@@ -728,8 +728,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_patched_checksum_is_that_of_the_patched_page(seed: u64, at in 0..4096usize, len in 0..300usize, fill: u8) {
-            let mut page: Vec<u8> = (0..4096u64).map(|n| (seed.wrapping_mul(n * n + 7) >> 32 & 0xff) as u8).collect();
+        fn a_patched_checksum_is_that_of_the_patched_page(
+            seed: u64, at in 0..4096usize, len in 0..300usize, fill: u8,
+        ) {
+            let mut page: Vec<u8> =
+                (0..4096u64).map(|n| (seed.wrapping_mul(n * n + 7) >> 32 & 0xff) as u8).collect();
             let before = page_crc(&page);
             let end = (at + len).min(4096);
             let old = page[at..end].to_vec();
@@ -738,7 +741,9 @@ mod tests {
         }
 
         #[test]
-        fn windows_come_back_as_they_were(from in 0..7000u64, len in 1..900u32, crcs in prop::collection::vec(any::<u32>(), 0..9)) {
+        fn windows_come_back_as_they_were(
+            from in 0..7000u64, len in 1..900u32, crcs in prop::collection::vec(any::<u32>(), 0..9),
+        ) {
             let window = Window { program: column(), from, len };
             let mut out = Vec::new();
             window.encode_with(&crcs, &mut out);
@@ -780,27 +785,49 @@ mod tests {
             for arg in [arg | 1 << 32, by_floats, arg ^ 3 << 8] {
                 prop_assert!(parse(arg).is_err());
             }
-            let header = Header::request(Opcode::Scan, 1).with_arg(ScanRequest::arg(Kind::I64, Test::Between, Want::Sum));
+            let header = Header::request(Opcode::Scan, 1).with_arg(ScanRequest::arg(
+                Kind::I64,
+                Test::Between,
+                Want::Sum,
+            ));
             let parsed = ScanRequest::parse(&header, &scan);
             prop_assert_eq!(parsed.is_ok(), from.is_multiple_of(8) && len.is_multiple_of(8));
             if let Ok(parsed) = parsed {
-                prop_assert_eq!((parsed.kind, parsed.test, parsed.want, parsed.window), (Kind::I64, Test::Between, Want::Sum, window));
+                prop_assert_eq!(
+                    (parsed.kind, parsed.test, parsed.want, parsed.window),
+                    (Kind::I64, Test::Between, Want::Sum, window)
+                );
             }
         }
 
         #[test]
-        fn arbitrary_tables_never_panic(bytes in prop::collection::vec(prop_oneof![0..5u8, any::<u8>()], 0..80), arg in prop_oneof![0..0x80_ffffu64, 0..0x700_ffffu64, any::<u64>()]) {
+        fn arbitrary_tables_never_panic(
+            bytes in prop::collection::vec(prop_oneof![0..5u8, any::<u8>()], 0..80),
+            arg in prop_oneof![0..0x80_ffffu64, 0..0x700_ffffu64, any::<u64>()],
+        ) {
             let header = Header::request(Opcode::Scan, 1).with_arg(arg);
             if let Ok(window) = Window::parse_with(&bytes, &mut Vec::new()) {
-                prop_assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
+                prop_assert_eq!(
+                    window.pieces().map(|piece| piece.len as u64).sum::<u64>(),
+                    u64::from(window.len)
+                );
                 prop_assert!(window.only_piece().is_none_or(|only| window.pieces().eq([only])));
             }
             let ask = Header::request(Opcode::ReadPiece, 1).with_arg(arg);
             if let Ok(piece) = Piece::parse(&ask) {
-                prop_assert!(piece.len > 0 && piece.within + piece.len <= OS_PAGE_BYTES && piece.page.0 < MAX_PAGE_INDEX);
+                prop_assert!(
+                    piece.len > 0
+                        && piece.within + piece.len <= OS_PAGE_BYTES
+                        && piece.page.0 < MAX_PAGE_INDEX
+                );
                 prop_assert_eq!(piece.encode(), arg);
             }
-            let _ = (CopyRequest::parse(&bytes), ScanRequest::parse(&header, &bytes), FetchOp::parse(&header, &bytes), parse_reduced(&bytes));
+            let _ = (
+                CopyRequest::parse(&bytes),
+                ScanRequest::parse(&header, &bytes),
+                FetchOp::parse(&header, &bytes),
+                parse_reduced(&bytes),
+            );
         }
     }
 

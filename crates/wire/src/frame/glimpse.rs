@@ -59,7 +59,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_it_is_within_a_page_of_a_region(mut frame in prop::collection::vec(any::<u8>(), 0..100), get: bool) {
+        fn whatever_comes_it_is_within_a_page_of_a_region(
+            mut frame in prop::collection::vec(any::<u8>(), 0..100), get: bool,
+        ) {
             if let Some(opcode) = frame.get_mut(5) {
                 *opcode = if get { Opcode::Get as u8 } else { Opcode::ReadPiece as u8 };
             }

@@ -563,7 +563,10 @@ mod tests {
         fn messages_come_back_as_they_were(
             head in prop::collection::vec(any::<u8>(), 0..=MAX_HEAD_BYTES),
             reference in prop::collection::vec(any::<u8>(), 1..100),
-            bytes in 1..u64::MAX, kind in 0..3u8, flags in any::<[bool; 2]>(), numbers in prop::collection::vec(any::<u64>(), 0..40),
+            bytes in 1..u64::MAX,
+            kind in 0..3u8,
+            flags in any::<[bool; 2]>(),
+            numbers in prop::collection::vec(any::<u64>(), 0..40),
         ) {
             let body = [Body::None, Body::Bytes(bytes), Body::InPool(bytes, &reference)][usize::from(kind)];
             let push = Push { timeout_ms: 7, head: &head, body };
@@ -574,14 +577,27 @@ mod tests {
             prop_assert_eq!(PushHeads::parse(&table).unwrap().heads().collect::<Vec<_>>(), heads);
             prop_assert!(PushHeads::parse(&table[..table.len() - 1]).is_err());
             let arriving = flags[1] && kind == 1;
-            let one = Delivery { number: 3, redelivered: flags[0], arriving, head: &head, body, body_at: if kind == 1 { 8192 } else { 0 } };
-            let table = coded(|out| { one.encode(out); one.encode(out) });
+            let one = Delivery {
+                number: 3,
+                redelivered: flags[0],
+                arriving,
+                head: &head,
+                body,
+                body_at: if kind == 1 { 8192 } else { 0 },
+            };
+            let table = coded(|out| {
+                one.encode(out);
+                one.encode(out)
+            });
             prop_assert_eq!(Delivery::parse_all(&table), Ok(vec![one, one]));
             prop_assert!(Delivery::parse_all(&table[..table.len() - 1]).is_err());
             let take = Take { timeout_ms: 1, most: 5, acknowledged: numbers.clone() };
             prop_assert_eq!(Take::parse(&coded(|out| take.encode(out))), Ok(take));
             for how in Settlement::ALL {
-                prop_assert_eq!(Settlement::parse(&coded(|out| how.encode(&numbers, out))), Ok((how, numbers.clone())));
+                prop_assert_eq!(
+                    Settlement::parse(&coded(|out| how.encode(&numbers, out))),
+                    Ok((how, numbers.clone()))
+                );
             }
             let wait = AwaitBody { number: bytes, timeout_ms: 9 };
             prop_assert_eq!(AwaitBody::parse(&coded(|out| wait.encode(out))), Ok(wait));
@@ -598,9 +614,21 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_tables_never_panic(bytes in prop::collection::vec(prop_oneof![0..5u8, any::<u8>()], 0..200)) {
-            let _ = (Push::parse(&bytes), Take::parse(&bytes), Settlement::parse(&bytes), AwaitBody::parse(&bytes));
-            let _ = (QueueBounds::parse(&bytes), Listed::parse_all(&bytes), Delivery::parse_all(&bytes), Reference::parse(&bytes));
+        fn arbitrary_tables_never_panic(
+            bytes in prop::collection::vec(prop_oneof![0..5u8, any::<u8>()], 0..200),
+        ) {
+            let _ = (
+                Push::parse(&bytes),
+                Take::parse(&bytes),
+                Settlement::parse(&bytes),
+                AwaitBody::parse(&bytes),
+            );
+            let _ = (
+                QueueBounds::parse(&bytes),
+                Listed::parse_all(&bytes),
+                Delivery::parse_all(&bytes),
+                Reference::parse(&bytes),
+            );
         }
     }
 

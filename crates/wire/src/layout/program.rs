@@ -1148,7 +1148,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn steps_are_what_a_walk_through_all_runs_takes(root in any_node(), from in 0..60u64, len in 1..80u64) {
+        fn steps_are_what_a_walk_through_all_runs_takes(
+            root in any_node(), from in 0..60u64, len in 1..80u64,
+        ) {
             let (bytes, depth) = (root.bytes, u64::from(root.depth));
             let (from, len) = (from % bytes, len.min(bytes - from % bytes));
             let program = Program { root: Some(root.clone()) };

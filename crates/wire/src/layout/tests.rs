@@ -184,10 +184,14 @@ proptest! {
         if let Some(longest) = layout.program().longest_run() {
             prop_assert_eq!(longest, runs.iter().map(|run| run.len).max().unwrap_or(0));
         }
-        prop_assert!(layout.size() == 0 || layout.program().shortest_run() <= runs.iter().map(|run| run.len).min().unwrap());
+        prop_assert!(
+            layout.size() == 0
+                || layout.program().shortest_run() <= runs.iter().map(|run| run.len).min().unwrap()
+        );
         prop_assert!(coded(layout.program()).len() <= layout.program().coded_bytes());
         if let Some((each, members)) = layout.program().as_list() {
-            let (first, second) = (layout.program().members(0..1).unwrap(), layout.program().members(1..members).unwrap());
+            let (first, second) =
+                (layout.program().members(0..1).unwrap(), layout.program().members(1..members).unwrap());
             prop_assert_eq!(first.bytes(), each);
             prop_assert_eq!([bytes_of(first.runs()), bytes_of(second.runs())].concat(), naive.bytes.clone());
         }
@@ -197,7 +201,10 @@ proptest! {
         prop_assert_eq!(layout.program().overlaps(), Ok(sorted.windows(2).any(|pair| pair[0] == pair[1])));
         for align in [1, 2, 4, 8] {
             if layout.program().is_aligned(align) {
-                prop_assert!(runs.iter().all(|run| run.offset.unsigned_abs().is_multiple_of(align) && run.len.is_multiple_of(align)));
+                prop_assert!(
+                    runs.iter().all(|run| run.offset.unsigned_abs().is_multiple_of(align)
+                        && run.len.is_multiple_of(align))
+                );
             }
         }
     }
@@ -221,14 +228,26 @@ proptest! {
             Row::Even { first, stride, count, len } => {
                 bytes_of((0..count.cast_signed()).map(|n| Run { offset: first + n * stride, len }))
             }
-            Row::Listed { base, offsets, len } => bytes_of(offsets.iter().map(|offset| Run { offset: base + offset, len })),
+            Row::Listed { base, offsets, len } => {
+                bytes_of(offsets.iter().map(|offset| Run { offset: base + offset, len }))
+            }
         };
-        prop_assert_eq!(program.rows(from, len).flat_map(of_row).collect::<Vec<_>>(), &all[cut(from)..cut(from + len)]);
+        prop_assert_eq!(
+            program.rows(from, len).flat_map(of_row).collect::<Vec<_>>(),
+            &all[cut(from)..cut(from + len)]
+        );
     }
 
     #[test]
     fn collected_runs_come_back_and_their_code_keeps_the_bound(
-        steps in prop::collection::vec((prop_oneof![-50..200i64, Just(64), Just(5_000_000_000)], prop_oneof![Just(8u64), 1..40u64], 1..60usize), 0..40),
+        steps in prop::collection::vec(
+            (
+                prop_oneof![-50..200i64, Just(64), Just(5_000_000_000)],
+                prop_oneof![Just(8u64), 1..40u64],
+                1..60usize,
+            ),
+            0..40,
+        ),
         max_coded in 256..2000usize,
     ) {
         let mut runs = Vec::new();
@@ -260,7 +279,9 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic_as_a_program(bytes in prop::collection::vec(prop_oneof![0..9u8, any::<u8>()], 0..80)) {
+    fn arbitrary_bytes_never_panic_as_a_program(
+        bytes in prop::collection::vec(prop_oneof![0..9u8, any::<u8>()], 0..80),
+    ) {
         if let Ok(program) = Program::decode(&bytes) {
             let (low, high) = program.bounds();
             let most = 10_000;

@@ -16,14 +16,36 @@ fn verdict() -> impl Strategy<Value = Verdict> {
 }
 
 prop_compose! {
-    fn preface()(a in 0..5u8, b in 0..5u8, encryption in encryption(), has_key: bool, features: u32, nonce: u64, verdict in verdict(), local_peer: bool, tenant: bool) -> Preface {
+    fn preface()(
+        a in 0..5u8,
+        b in 0..5u8,
+        encryption in encryption(),
+        has_key: bool,
+        features: u32,
+        nonce: u64,
+        verdict in verdict(),
+        local_peer: bool,
+        tenant: bool,
+    ) -> Preface {
         let has_tenant = tenant && has_key && verdict == Verdict::Ask;
-        Preface { min_version: a.min(b), max_version: a.max(b), encryption, has_key, features, nonce, verdict, local_peer, has_tenant }
+        Preface {
+            min_version: a.min(b),
+            max_version: a.max(b),
+            encryption,
+            has_key,
+            features,
+            nonce,
+            verdict,
+            local_peer,
+            has_tenant,
+        }
     }
 }
 
 prop_compose! {
-    fn policy()(encryption in encryption(), has_key: bool, features in 0..2u32, local_peer: bool) -> ServerPolicy {
+    fn policy()(
+        encryption in encryption(), has_key: bool, features in 0..2u32, local_peer: bool,
+    ) -> ServerPolicy {
         ServerPolicy { encryption, has_key, features, local_peer, refuse: None }
     }
 }
@@ -90,18 +112,25 @@ proptest! {
             prop_assert!(asked.has_key || security == Security::Open);
             prop_assert!(!asked.has_key || security != Security::Open);
             prop_assert!(asked.encryption != Encryption::On || security == Security::Sealed);
-            prop_assert!(security == Security::Sealed || asked.local_peer || asked.encryption == Encryption::Off);
+            prop_assert!(
+                security == Security::Sealed || asked.local_peer || asked.encryption == Encryption::Off
+            );
             prop_assert_eq!(features & !asked.features, 0);
         }
     }
 
     #[test]
-    fn credits_count_what_is_outstanding(max_requests in 0..20u32, max_bytes in 0..100_000u32, steps in prop::collection::vec((any::<bool>(), 0..20_000u64), 0..200)) {
+    fn credits_count_what_is_outstanding(
+        max_requests in 0..20u32,
+        max_bytes in 0..100_000u32,
+        steps in prop::collection::vec((any::<bool>(), 0..20_000u64), 0..200),
+    ) {
         let mut credits = Credits::new(max_requests, max_bytes);
         let mut outstanding: Vec<u64> = Vec::new();
         for (take, bytes) in steps {
             if take {
-                let fits = outstanding.len() < max_requests as usize && outstanding.iter().sum::<u64>() + bytes <= u64::from(max_bytes);
+                let fits = outstanding.len() < max_requests as usize
+                    && outstanding.iter().sum::<u64>() + bytes <= u64::from(max_bytes);
                 prop_assert_eq!(credits.take(bytes), fits);
                 if fits {
                     outstanding.push(bytes);
@@ -110,7 +139,10 @@ proptest! {
                 credits.give_back(bytes);
             }
             credits.check();
-            prop_assert_eq!(credits.outstanding(), (u32::try_from(outstanding.len()).unwrap(), outstanding.iter().sum()));
+            prop_assert_eq!(
+                credits.outstanding(),
+                (u32::try_from(outstanding.len()).unwrap(), outstanding.iter().sum())
+            );
         }
     }
 }

@@ -1,8 +1,10 @@
 /* What OpenMPI's one-sided operations take for the layouts of `rampool bench openmpi`.
  *
- * Rank 1 exposes a window; rank 0 reads the number of a layout from each line of standard input, gets it, compares every byte with what MPI_Pack makes of
- * the same content, and prints the microseconds. Between two turns neither rank runs: OpenMPI waits by polling, which would disturb the other side's turn.
- * Arguments: bytes of the window, elements with stride 4 KiB, the seed, and a named pipe by which rank 0 wakes rank 1. */
+ * Rank 1 exposes a window; rank 0 reads the number of a layout from each line of standard input, gets it,
+ * compares every byte with what MPI_Pack makes of the same content, and prints the microseconds. Between two
+ * turns neither rank runs: OpenMPI waits by polling, which would disturb the other side's turn.
+ * Arguments: bytes of the window, elements with stride 4 KiB, the seed, and a named pipe by which rank 0
+ * wakes rank 1. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

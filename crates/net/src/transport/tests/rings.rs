@@ -64,7 +64,10 @@ fn counts_that_the_peer_has_spoilt_end_the_link() {
         peer.count(Direction::ToServer, Word::Written).store(spoilt, Ordering::Release);
         assert!(!link.may_sleep(true), "what is wrong is to be seen at once");
         assert!(
-            matches!(link.receive(), Err(LinkError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData),
+            matches!(
+                link.receive(),
+                Err(LinkError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData
+            ),
             "{spoilt}"
         );
 
@@ -76,7 +79,10 @@ fn counts_that_the_peer_has_spoilt_end_the_link() {
         // SAFETY: the bytes outlive the link, which is dropped first.
         unsafe { link.send(Urgency::Demand, &head, &[Piece { ptr: bulk.as_ptr(), len: bulk.len() }], ()) };
         assert!(
-            matches!(link.flush(), Err(LinkError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData),
+            matches!(
+                link.flush(),
+                Err(LinkError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData
+            ),
             "{spoilt}"
         );
         drop(link);

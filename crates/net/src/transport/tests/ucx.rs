@@ -184,7 +184,10 @@ fn a_peer_that_sends_more_than_it_was_granted_is_cut_off() {
             Ok(_) => {}
             Err(error) => {
                 break assert!(
-                    matches!(error, LinkError::Io(ref error) if error.kind() == std::io::ErrorKind::InvalidData),
+                    matches!(
+                        error,
+                        LinkError::Io(ref error) if error.kind() == std::io::ErrorKind::InvalidData
+                    ),
                     "{error}"
                 );
             }
