@@ -161,7 +161,8 @@ impl Diff {
     }
 }
 
-/// Turns the mask of one block, which begins at `base`, into runs; `open` is the start of a run that may go on.
+/// Turns the mask of one block, which begins at `base`, into runs; `open` is the start of a run that may go
+/// on.
 fn cut(mut mask: u64, base: usize, open: &mut Option<usize>, mut run: impl FnMut(usize, usize)) {
     let mut at = 0_u32;
     while at < 64 {
