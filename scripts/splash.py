@@ -3,15 +3,17 @@
 share memory, under each protocol: `scripts/splash.py DIR [--only PROGRAM] [--protocol NAME] [--processes N]`.
 
 DIR has their Makefile.config, or a folder of it does. Everything is built in a copy. A program is right if it
-prints, and writes into files, what it does with as many threads: words alike, numbers to 1e-5, as far as two
-runs by threads agree with each other (times do not). Otherwise the row has what it said instead, or the
-variables that rampool named because processes do not share them. Ends with 1 if an answer is wrong.
+prints, and writes into files, what it does with as many threads: words alike, numbers to 1e-5, and lines as
+often, as far as two runs by threads agree with each other (times do not). Otherwise the row has what it said
+instead, or the variables that rampool named because processes do not share them. Ends with 1 if an answer is
+wrong.
 
 With `--against-one-thread ROUNDS` it compares times instead, as the programs take them: processes under the
 default protocol, and one thread of the program without rampool, by turns.
 """
 
 import argparse
+import collections
 import math
 import os
 import re
@@ -65,8 +67,8 @@ TIMED = {
     "raytrace": "-p{n} -m16 inputs/teapot.env",
 }
 TIME = re.compile(r"(?:Total time without initialization|COMPUTETIME[^=\n]*?)\s*[:=]?\s+(\d+)")
-# Lines about time; and rows of whole numbers and a share, 0 by threads and microseconds here.
-TIMES = r"time|clock|second|^Step|COMPUTE(START|END)|^\s*\d+(\s+\d+)+(\s+-?(nan|[\d.]+))?\s*$"
+# Lines about time; and rows of whole numbers and a share, 0 or nothing by threads and microseconds here.
+TIMES = r"time|clock|second|transpose f|^Step|COMPUTE(START|END)|^\s*\d+(\s+\d+)*(\s+-?(nan|[\d.]+))?\s*$"
 
 
 def output_of(*words):
@@ -133,21 +135,26 @@ class Suite:
         return [*done.stdout.splitlines(), *(f"{path.name} {path.read_bytes().hex()}" for path in written)]
 
 
-def differs(found, first, second):
+def differs(found, first, second, processes):
     """What is not as both runs by threads have it: a line."""
-    # Processes have a stream each: lines come in any order, and several times if each says them once.
-    found, first, second = (
-        sorted({line for line in lines if line.strip() and not re.search(TIMES, line, re.IGNORECASE)})
-        for lines in (found, first, second)
-    )
+    # Lines come in any order. What a variable lets threads say once, each process may say once.
+    found, first, second = map(counted, (found, first, second))
     if not first:
         return "nothing is left that could be compared"
     if len(found) != len(first):
         return f"{len(found)} lines instead of {len(first)}"
-    for line, one, other in zip(found, first, second):
+    for (line, times), (one, usual), (other, also) in zip(found.items(), first.items(), second.items()):
         if alike(one, other) and not alike(line, one):
             return f"{line.strip()[:60]!r} instead of {one.strip()[:60]!r}"
+        if usual == also and times not in (usual, usual * processes):
+            return f"{line.strip()[:60]!r} comes {times} times instead of {usual}"
     return None
+
+
+def counted(lines):
+    """The lines that are compared, ascending, each with how often it comes."""
+    is_compared = lambda line: line.strip() and not re.search(TIMES, line, re.IGNORECASE)
+    return collections.Counter(sorted(filter(is_compared, lines)))
 
 
 def alike(line, other):
@@ -162,7 +169,7 @@ def same_word(word, other):
         return False
 
 
-def verdict(by_threads, shared, run):
+def verdict(by_threads, shared, processes, run):
     """What a run of `shared` is, in words."""
     failed = [outcome for outcome in by_threads if isinstance(outcome, str)]
     if failed:
@@ -170,7 +177,7 @@ def verdict(by_threads, shared, run):
     found = run()
     if isinstance(found, str):
         return found
-    difference = differs(found, *by_threads)
+    difference = differs(found, *by_threads, processes)
     if difference and shared.told:
         return f"not alike, and told so: {shared.told[0]}"
     return f"WRONG: {difference}" if difference else "right"
@@ -185,7 +192,7 @@ def compare_with_protocols(threads, shared, options):
             for protocol in options.protocol or PROTOCOLS:
                 launch = (*LAUNCH, str(processes), "--protocol", protocol, "--")
                 run = lambda: shared.run(name, processes, options.seconds, launch)
-                said = verdict(by_threads, shared, run)
+                said = verdict(by_threads, shared, processes, run)
                 wrong += said.startswith("WRONG")
                 print(f"{name:22} {processes:2} {protocol:5} {said}", flush=True)
     return wrong

@@ -20,7 +20,7 @@ typedef struct { uint64_t count; } rampool_parmacs_semaphore_t;
 typedef struct { uint64_t next, arrived, turn; } rampool_parmacs_subscript_t;
 
 void rampool_parmacs_begin(int argc, char **argv, char *data_start, char *data_end);
-void rampool_parmacs_create(void (*start)(void), long count);
+void rampool_parmacs_create(void (*start)(void), long count, int joined);
 void rampool_parmacs_wait_for_end(long count);
 uint64_t rampool_parmacs_clock(void);
 

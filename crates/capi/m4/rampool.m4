@@ -31,8 +31,8 @@ define(`MAIN_END', `exit(0);')
 define(`rampool_call_', `{ extern $2 rampool_parmacs_$1($3); rampool_parmacs_$1($4); }')
 
 define(`CREATE', `{
-    extern void rampool_parmacs_create(void (*)(void), long);
-    rampool_if_(`$2', `', `rampool_parmacs_create((void (*)(void)) ($1), 1);', `rampool_parmacs_create((void (*)(void)) ($1), (long) ($2) - 1);
+    extern void rampool_parmacs_create(void (*)(void), long, int);
+    rampool_if_(`$2', `', `rampool_parmacs_create((void (*)(void)) ($1), 1, 0);', `rampool_parmacs_create((void (*)(void)) ($1), (long) ($2) - 1, 1);
     ($1)();')
 }')
 define(`WAIT_FOR_END', `rampool_call_(`wait_for_end', `void', `long', rampool_if_(`$1', `', `1', `(long) ($1)'))')

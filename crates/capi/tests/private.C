@@ -12,6 +12,7 @@ MAIN_ENV
 struct global {
     LOCKDEC(lock)
     CONDVARDEC(turned)
+    BARDEC(bar)
     long seen[16];
     long count, turn;
     int small[4];
@@ -75,9 +76,26 @@ void turns()
     FETCH_ADD(global->small[me % 4], -2);
 }
 
+/* One process has the sum, as in Water: it need not be the first. */
+void sums()
+{
+    if (strcmp(getenv("RAMPOOL_RANK"), "1") == 0)
+        zero = 9;
+}
+
 void crash()
 {
     abort();
+}
+
+/* A program for threads sets for all what this process sets for itself: another one crashes. */
+void faults()
+{
+    if (strcmp(getenv("RAMPOOL_RANK"), "0") == 0)
+        zero = 9;
+    BARRIER(global->bar, 2)
+    if (zero != 9)
+        *(volatile long *) 8 = 1;
 }
 
 void leaves()
@@ -104,6 +122,9 @@ int main(int argc, char **argv)
     memset(global, 0, sizeof *global);
     if (strcmp(argument, "crash") == 0) {
         CREATE(crash)
+    } else if (strcmp(argument, "faults") == 0) {
+        BARINIT(global->bar, 2)
+        CREATE(faults, 2)
     } else if (strcmp(argument, "leaves") == 0) {
         CREATE(leaves)
     } else if (strcmp(argument, "nested") == 0) {
@@ -131,6 +152,10 @@ int main(int argc, char **argv)
         zero = 9;
         calls++;
         WAIT_FOR_END(1)
+        MAIN_END
+    } else if (strcmp(argument, "other") == 0) {
+        CREATE(sums, 2)
+        WAIT_FOR_END(2)
         MAIN_END
     } else if (strcmp(argument, "far") == 0) {
         /* As many homes as the machine has processors that the program was written for. */

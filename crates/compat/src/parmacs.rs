@@ -21,10 +21,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rampool::shared::{
-    AllocOptions, AtomicOp, EXIT_FAILED, Homes, JoinError, ProtocolKind, Rank, Region, Shared, SharedConfig,
-    SharedError,
+    self, AllocOptions, AtomicOp, EXIT_FAILED, Homes, JoinError, ProtocolKind, Rank, Region, Shared,
+    SharedConfig, SharedError,
 };
-use rampool_kernel::words::say_line;
+use rampool_kernel::words::{last_words, say_line};
 
 use heap::{Heap, NotABlock, PAGE};
 use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES, Snapshot, Variables};
@@ -77,6 +77,7 @@ struct Parmacs {
     image: Region,
     pieces: Region,
     data: Data,
+    variables: Variables,
     /// For each rank: a bit for each word of the variables that its processes changed.
     changed: Region,
     /// The variables as they were when the process was created, or when the first one created others.
@@ -85,6 +86,8 @@ struct Parmacs {
     /// Whether the variables that cannot be carried were reported, and those that are not shared.
     warned: AtomicBool,
     named: AtomicBool,
+    /// Whether the first process calls the function of those that it created.
+    joined: AtomicBool,
 }
 
 static PARMACS: OnceLock<Parmacs> = OnceLock::new();
@@ -151,15 +154,18 @@ fn begin(argv: *mut *mut c_char, data: Data) -> Result<&'static Parmacs, BeginEr
         image,
         pieces,
         data,
+        variables: Variables::of_this_program(),
         changed,
         at_creation: Mutex::default(),
         finished: AtomicBool::new(false),
         warned: AtomicBool::new(false),
         named: AtomicBool::new(false),
+        joined: AtomicBool::new(false),
     };
     if let Err(error) = parmacs.compare(fixed) {
         parmacs.die("MAIN_ENV", error);
     }
+    shared::before_following(name_own_changes);
     Ok(PARMACS.get_or_init(|| parmacs))
 }
 
@@ -275,15 +281,14 @@ impl Parmacs {
         });
     }
 
-    /// Names the variables that only the first process has changed, or only some of those that it created:
-    /// programs for threads expect that all see the change. What every created process has changed, each has
-    /// for itself. All processes have ended.
+    /// Names the variables that only some of those processes have changed that called the same function, or
+    /// only the first: programs for threads expect that all see the change. What each process has changed,
+    /// it has for itself. All processes have ended.
     fn report_changes(&self) {
         self.note_changes();
         if self.named.load(Ordering::Relaxed) {
             return;
         }
-        let variables = Variables::of_this_program();
         let each = changed_words(self.data);
         let changed_by = |rank: usize| {
             let mut names = BTreeSet::new();
@@ -291,7 +296,7 @@ impl Parmacs {
                 // SAFETY: aligned, in shared memory, which no process writes now.
                 let bits = unsafe { self.changed.at::<u64>(rank * each + word).read_volatile() };
                 let words = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| (word * 64 + bit) as u64);
-                names.extend(words.filter_map(|word| variables.find(word * 8, word * 8 + 8)));
+                names.extend(words.filter_map(|word| self.variables.find(word * 8, word * 8 + 8)));
             }
             names
         };
@@ -302,18 +307,17 @@ impl Parmacs {
         let by_some: BTreeSet<&str> = created.iter().flatten().copied().collect();
         let by_first = changed_by(0);
         let mut names: BTreeSet<&str> = by_first.difference(&by_some).copied().collect();
-        names.extend(by_some.iter().filter(|name| !created.iter().all(|changed| changed.contains(*name))));
+        let joined = self.joined.load(Ordering::Relaxed).then_some(&by_first);
+        let is_own = |name: &&&str| created.iter().chain(joined).all(|changed| changed.contains(*name));
+        names.extend(by_some.iter().filter(|name| !is_own(name)));
         if names.is_empty() {
             return;
         }
         self.named.store(true, Ordering::Relaxed);
-        let names: Vec<&str> = names.into_iter().collect();
-        let more = names.len().saturating_sub(MOST_NAMES);
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
         say_line(&format!(
-            "rampool: some processes changed the variables {}{more} after CREATE, and the others did not see \
-             it: put into G_MALLOC memory what they are to share",
-            names[..names.len().min(MOST_NAMES)].join(", ")
+            "rampool: some processes changed the variables {} after CREATE, and the others did not see it: \
+             put into G_MALLOC memory what they are to share",
+            some_of(&names)
         ));
     }
 
@@ -497,8 +501,7 @@ impl Parmacs {
     /// What the program calls this address.
     fn name(&self, address: usize) -> String {
         let offset = address.checked_sub(self.data.start).filter(|&offset| offset < self.data.bytes);
-        let variables = Variables::of_this_program();
-        let name = offset.and_then(|offset| variables.find(offset as u64, offset as u64 + 1));
+        let name = offset.and_then(|offset| self.variables.find(offset as u64, offset as u64 + 1));
         name.map_or_else(|| format!("{address:#x}"), |name| format!("{name} ({address:#x})"))
     }
 
@@ -539,6 +542,35 @@ impl Parmacs {
         let lock = object as u64;
         let result = self.shared.lock(lock).and_then(|()| change(&self.shared, lock));
         self.must(what, result.and_then(|value| self.shared.unlock(lock).map(|()| value)))
+    }
+}
+
+/// A list of the first names.
+fn some_of(names: &BTreeSet<&str>) -> String {
+    let first: Vec<&str> = names.iter().take(MOST_NAMES).copied().collect();
+    let more = names.len() - first.len();
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{more}", first.join(", "))
+}
+
+/// Another process is gone. Mostly a program for threads has crashed because it does not see what this
+/// process has changed in its own variables: names them.
+fn name_own_changes(gone: Rank) {
+    let Some(parmacs) = PARMACS.get() else { return };
+    // Held elsewhere, they are not changed any more: the function has returned.
+    let Ok(before) = parmacs.at_creation.try_lock() else { return };
+    let Some(before) = &*before else { return };
+    let mut names = BTreeSet::new();
+    parmacs.data.changed_words(before, |word| {
+        names.extend(parmacs.variables.find(word as u64 * 8, word as u64 * 8 + 8));
+    });
+    if !names.is_empty() {
+        let me = parmacs.shared.rank();
+        last_words(&format!(
+            "rampool: {gone} did not see what rank {me} has changed after CREATE in the variables {}: if it \
+             crashed, put into G_MALLOC memory what they are to share",
+            some_of(&names)
+        ));
     }
 }
 
@@ -602,11 +634,14 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     }
 }
 
+/// `joined`: the caller calls the function next, too.
+///
 /// # Safety
 /// `start` is the program's own function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_parmacs_create(start: extern "C" fn(), count: c_long) {
+pub unsafe extern "C" fn rampool_parmacs_create(start: extern "C" fn(), count: c_long, joined: c_int) {
     let parmacs = parmacs();
+    parmacs.joined.store(joined != 0, Ordering::Relaxed);
     let Ok(count) = u16::try_from(count) else { parmacs.die("CREATE", format_args!("{count} processes")) };
     let alone = parmacs.runs_alone();
     if let Err(why) = parmacs.must("CREATE", parmacs.create(start as usize, count)) {

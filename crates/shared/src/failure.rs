@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::os::fd::FromRawFd;
+use std::sync::OnceLock;
 
 use rampool_sharing::{Rank, Reason};
 
@@ -9,12 +10,23 @@ use super::config::{EXIT_FAILED, EXIT_FOLLOWED};
 use super::environment::variable;
 use rampool_kernel::words::last_words;
 
+static BEFORE_FOLLOWING: OnceLock<fn(Rank)> = OnceLock::new();
+
+/// `say` is called before this process ends because a rank is gone, on a thread of the library. The first
+/// call counts.
+pub fn before_following(say: fn(Rank)) {
+    let _ = BEFORE_FOLLOWING.set(say);
+}
+
 /// Ends the process because the run is over.
 pub(super) fn end(rank: Rank, reason: &Reason) -> ! {
     let code = match reason {
         Reason::Aborted { .. } | Reason::PeerLost { .. } => EXIT_FOLLOWED,
         _ => EXIT_FAILED,
     };
+    if let (Reason::PeerLost { peer: gone, .. }, Some(say)) = (reason, BEFORE_FOLLOWING.get()) {
+        say(*gone);
+    }
     report(&format!("{rank}: {reason}"));
     exit(code)
 }

@@ -89,6 +89,7 @@ pub use config::{
 };
 pub use direct::{SharedDirect, SharedDirectError};
 pub use error::{JoinError, SharedError};
+pub use failure::before_following;
 pub use line::LineError;
 pub use memory::{MemoryError, Reach};
 pub use outside::{

@@ -4,6 +4,8 @@
 //! just that byte. (Comparing words, or closing small gaps between runs, loses writes of programs that put
 //! two threads' bytes into one word.)
 
+use crate::wire::{Malformed, Reader, Wire, put_number};
+
 /// Bytes of a page, as ascending, disjoint, non-empty runs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Diff {
@@ -59,7 +61,7 @@ impl Diff {
                     }
                     continue;
                 }
-                diff.cut_block(new, base, changed(n, o), &mut open);
+                cut(changed(n, o), base, &mut open, |start, end| diff.push_range(new, start, end));
             }
         }
         for at in blocks * BLOCK..new.len() {
@@ -83,31 +85,6 @@ impl Diff {
         diff
     }
 
-    /// Turns one block's mask of changed bytes into runs; `open` is the start of a run that may go on.
-    fn cut_block(&mut self, new: &[u8], base: usize, mut mask: u64, open: &mut Option<usize>) {
-        let mut at = 0_u32;
-        while at < 64 {
-            if open.is_some() {
-                let ones = (!mask).trailing_zeros().min(64 - at);
-                at += ones;
-                if at == 64 {
-                    return;
-                }
-                mask >>= ones;
-                let start = open.take().expect("a run is open");
-                self.push_range(new, start, base + at as usize);
-            } else {
-                if mask == 0 {
-                    return;
-                }
-                let zeros = mask.trailing_zeros();
-                at += zeros;
-                mask >>= zeros;
-                *open = Some(base + at as usize);
-            }
-        }
-    }
-
     fn push_range(&mut self, page: &[u8], start: usize, end: usize) {
         self.push(start, &page[start..end]);
     }
@@ -117,13 +94,17 @@ impl Diff {
     /// # Panics
     /// If it does not begin behind the last run, or ends beyond 4 GiB.
     pub fn push(&mut self, offset: usize, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
+        if !bytes.is_empty() {
+            self.push_run(offset, bytes.len());
+            self.bytes.extend_from_slice(bytes);
         }
+    }
+
+    /// As [`push`](Self::push), but for the bytes: the caller adds them.
+    fn push_run(&mut self, offset: usize, len: usize) {
         let offset = u32::try_from(offset).expect("a page is small");
-        let len = u32::try_from(bytes.len()).expect("a page is small");
+        let len = u32::try_from(len).expect("a page is small");
         assert!(offset >= self.end(), "runs ascend");
-        self.bytes.extend_from_slice(bytes);
         let Some(first) = &mut self.first else {
             self.first = Some(Run { offset, len });
             return;
@@ -177,6 +158,123 @@ impl Diff {
         for (offset, bytes) in self.iter() {
             page[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
+    }
+}
+
+/// Turns the mask of one block, which begins at `base`, into runs; `open` is the start of a run that may go
+/// on.
+fn cut(mut mask: u64, base: usize, open: &mut Option<usize>, mut run: impl FnMut(usize, usize)) {
+    let mut at = 0_u32;
+    while at < 64 {
+        if let Some(start) = *open {
+            let ones = (!mask).trailing_zeros().min(64 - at);
+            at += ones;
+            if at == 64 {
+                return;
+            }
+            mask >>= ones;
+            *open = None;
+            run(start, base + at as usize);
+        } else {
+            if mask == 0 {
+                return;
+            }
+            let zeros = mask.trailing_zeros();
+            at += zeros;
+            mask >>= zeros;
+            *open = Some(base + at as usize);
+        }
+    }
+}
+
+/// Bytes of the longest page.
+const MOST_PAGE_BYTES: usize = 1 << 16;
+
+/// A form, where the runs are, and the runs' bytes. Form 0 has the gap before each run and its length, form 1
+/// a bit for each byte up to the last one: whichever is shorter.
+impl Wire for Diff {
+    fn put(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let mask_bytes = (self.end() as usize).div_ceil(8);
+        // A run takes two bytes at least.
+        let is_list = self.runs() * 2 <= mask_bytes + 4;
+        if is_list {
+            out.push(0);
+            put_number(self.runs() as u64, out);
+            let mut last = 0;
+            for run in self.first.iter().chain(&self.more) {
+                put_number(u64::from(run.offset - last), out);
+                put_number(u64::from(run.len), out);
+                last = run.offset + run.len;
+            }
+        }
+        if !is_list || out.len() - start > mask_bytes + 4 {
+            out.truncate(start);
+            out.push(1);
+            put_number(mask_bytes as u64, out);
+            let at = out.len();
+            out.resize(at + mask_bytes, 0);
+            for run in self.first.iter().chain(&self.more) {
+                set_bits(&mut out[at..], run.offset as usize, (run.offset + run.len) as usize);
+            }
+        }
+        out.extend_from_slice(&self.bytes);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let mut diff = Self::default();
+        let mut total = 0;
+        match from.bytes(1)?[0] {
+            0 => {
+                let mut at = 0_usize;
+                for _ in 0..from.len()? {
+                    let gap = u32::take(from)? as usize;
+                    let len = u32::take(from)? as usize;
+                    at += gap;
+                    if len == 0 || at + len > MOST_PAGE_BYTES {
+                        return from.fail("a run lies outside of any page");
+                    }
+                    diff.push_run(at, len);
+                    at += len;
+                    total += len;
+                }
+            }
+            1 => {
+                let len = from.len()?;
+                if len > MOST_PAGE_BYTES / 8 {
+                    return from.fail("a mask is longer than any page");
+                }
+                let mut open = None;
+                let mut run = |start, end| {
+                    diff.push_run(start, end - start);
+                    total += end - start;
+                };
+                for (index, part) in from.bytes(len)?.chunks(8).enumerate() {
+                    let mut word = [0; 8];
+                    word[..part.len()].copy_from_slice(part);
+                    cut(u64::from_le_bytes(word), index * 64, &mut open, &mut run);
+                }
+                if let Some(start) = open {
+                    run(start, len * 8);
+                }
+            }
+            _ => return from.fail("an unknown form of diff"),
+        }
+        diff.bytes = from.bytes(total)?.to_vec();
+        Ok(diff)
+    }
+}
+
+/// Sets the bits from `start` to before `end`.
+fn set_bits(mask: &mut [u8], start: usize, end: usize) {
+    let (first, last) = (start / 8, (end - 1) / 8);
+    let (head, tail) = (0xff << (start % 8), 0xff >> (7 - (end - 1) % 8));
+    if first == last {
+        mask[first] |= head & tail;
+    } else {
+        mask[first] |= head;
+        mask[first + 1..last].fill(0xff);
+        mask[last] |= tail;
     }
 }
 

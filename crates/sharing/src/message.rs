@@ -462,9 +462,9 @@ impl Wire for PageCopy {
     }
 }
 
-/// Changes for one home are sent in messages of about this many bytes: a frame holds at most
-/// [`MOST_FRAME_BYTES`](super::control::MOST_FRAME_BYTES), and a rank may have changed all its memory.
-const MESSAGE_OF_CHANGES: usize = 8 << 20;
+/// Changes for one home are sent in messages of about this many bytes: the home stores those of one while the
+/// next is on its way.
+const MESSAGE_OF_CHANGES: usize = 256 << 10;
 
 /// Splits changes for one home into messages, at least one, in their order.
 pub(super) fn in_messages<T>(changes: Vec<T>, weight: impl Fn(&T) -> usize) -> Vec<Vec<T>> {

@@ -327,8 +327,9 @@ impl Hlrc {
         });
         cx.protect_all(cold.collect::<Vec<_>>(), Protection::Read);
         let mut diffs = BTreeMap::new();
+        let mut spare = None;
         for page in pages {
-            let now = cx.snapshot(page);
+            let now = cx.snapshot_over(page, spare.take());
             let omit_snapshot = !cx.keep(Rule::Snapshot);
             let copy = self.copies.get_mut(&page).expect("a page with a twin has a copy");
             let twin = copy.twin.take().expect("it has a twin");
@@ -337,7 +338,9 @@ impl Hlrc {
                 cx.shared.stats.scans += 1;
                 copy.quiet = if diff.is_empty() { copy.quiet + 1 } else { 0 };
                 copy.twin = Some(if omit_snapshot { cx.snapshot(page) } else { now });
+                spare = Some(twin);
             } else {
+                spare = Some(now);
                 if copy.quiet >= cool_after {
                     (copy.heat, copy.quiet) = (0, 0);
                 }
