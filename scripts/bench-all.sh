@@ -54,6 +54,7 @@ measure() { # PART, then options
     stream-loopback) "$bench" bench stream "${@:2}" ;;
     stream-10g | stream-1g) "$bench" bench stream --link "${1#stream-}" "${@:2}" ;;
     shared-time) "$bench" bench shared --only time "${@:2}" ;;
+    fit | programs | miss | redundancy) python3 bench/paged.py "$@" ;;
     world) python3 bench/world.py "${@:2}" ;;
     block) python3 bench/block.py "${@:2}" ;;
     files) wheel && .venv/bin/python bench/files.py "${@:2}" ;;

@@ -1,6 +1,5 @@
-"""Kernel swap on zram within a memory cgroup (version 1): what a user would take in rampool's place.
-
-As crates/bench/src/bench/programs/kernel_swap.rs does for benchmarks in Rust. Root is needed.
+"""Kernel swap on zram within a memory cgroup (version 1): what a user would take in rampool's place. Root
+is needed.
 """
 
 import itertools

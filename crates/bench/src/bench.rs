@@ -5,8 +5,6 @@
 //!    sequential   cold remote memory read in order, compared with a plain TCP stream
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
 //!    allocation   memory taken from the pool and given back, compared with mmap and munmap
-//!    miss         random touches of pages that are away, compared with kernel swap
-//!    fit          programs that fit their budget, compared with the same programs natively
 //!    direct       the direct view compared with raw round trips, streams, single gets and the paged view
 //!    examples     the example programs of the direct view compared with plain gets and puts
 //!    openmpi      strided gets and gathers compared with OpenMPI's one-sided operations
@@ -16,10 +14,9 @@
 //!    shared       shared memory between processes compared with raw requests, and ArgoDSM's figures
 //!    tenants      what one tenant of a server notices of another
 //!    predict      parallel programs predicted for a slower link, compared with the same programs on it
-//!    programs     programs at a quarter of their memory, compared with native and kernel swap
-//!    redundancy   two copies of each page compared with one; what is noticed of a server that fails
+//!   programs     what `bench/paged.py` measures besides programs of others
+//!    redundancy   what a reader notices of a server that fails or is slow
 //!   report       rounds, medians, ratios; text and JSON
-//!   trial        one run of a program, natively or under `rampool run`
 //!   peer         the raw other end: pages on request, streams
 //!   service      server processes of a benchmark, each on its CPU
 //!   link         a rate-limited link between two network namespaces
@@ -34,9 +31,7 @@ mod direct;
 mod examples;
 mod fault;
 mod fifo;
-mod fit;
 mod link;
-mod miss;
 mod openmpi;
 mod peer;
 mod predict;
@@ -51,7 +46,6 @@ mod service;
 mod shared;
 mod stream;
 mod tenants;
-mod trial;
 mod workload;
 
 use std::num::NonZeroUsize;
@@ -71,10 +65,7 @@ enum Bench {
     Fault(fault::Args),
     Sequential(sequential::Args),
     Stream(stream::Args),
-    Fit(fit::Args),
     Allocation(allocation::Args),
-    Miss(miss::Args),
-    Programs(programs::Args),
     Redundancy(redundancy::Args),
     Server(server::Args),
     Direct(direct::Args),
@@ -88,7 +79,9 @@ enum Bench {
     #[command(hide = true)]
     FillMap(programs::map::Fill),
     #[command(hide = true)]
-    Touch(miss::Touch),
+    Touch(programs::touch::Touch),
+    #[command(hide = true)]
+    Least(programs::least::Args),
     #[command(hide = true)]
     DirectGets(direct::Gets),
     #[command(hide = true)]
@@ -132,13 +125,11 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Fault(args) => fault::run(&args),
         Bench::Sequential(args) => sequential::run(&args),
         Bench::Stream(args) => stream::run(&args),
-        Bench::Fit(args) => fit::run(&args),
         Bench::Allocation(args) => allocation::run(&args),
-        Bench::Miss(args) => miss::run(&args),
         Bench::FillMap(args) => programs::map::fill(&args),
         Bench::Redundancy(args) => redundancy::run(&args),
-        Bench::Touch(args) => miss::touch(&args),
-        Bench::Programs(args) => programs::run(&args),
+        Bench::Touch(args) => programs::touch::touch(&args),
+        Bench::Least(args) => programs::least::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
         Bench::DirectGets(args) => direct::gets(&args),

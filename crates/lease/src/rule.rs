@@ -1,52 +1,36 @@
 //! The rules that keep tenants apart, by name, so that a test can leave one out and see the failure.
 
-/// A rule. In a build without the feature `mutants` none can be left out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TenantRule {
-    /// A tenant pays for its turns.
-    Turns,
-    /// A connection pays for its turns, among those of its tenant.
-    OwnTurns,
-    /// Who was idle has saved nothing.
-    Idle,
-    /// What is done outside of turns is paid for.
-    Outside,
-    /// A clone has what changes before its turn as it was.
-    CopyFirst,
-    /// What a clone is still to have is not changed in place.
-    Wanted,
-    /// Clones of a region that is freed are given up.
-    StopClones,
-    /// A lease uses no more than it was granted.
-    Room,
-    /// A tenant has no more memory than its quota.
-    Quota,
-    /// A tenant has no more than its part of the places for leases.
-    Places,
-    /// A member that has lost its connection counts as a connection.
-    Lost,
-    /// A lease's ticket is of use to its tenant only.
-    Ticket,
-    /// What a closed lease had is its tenant's no more.
-    Closed,
-}
-
-impl TenantRule {
-    pub const ALL: [Self; 13] = [
-        Self::Turns,
-        Self::OwnTurns,
-        Self::Idle,
-        Self::Outside,
-        Self::CopyFirst,
-        Self::Wanted,
-        Self::StopClones,
-        Self::Room,
-        Self::Quota,
-        Self::Places,
-        Self::Lost,
-        Self::Ticket,
-        Self::Closed,
-    ];
+rampool_wire::listed! {
+    /// A rule. In a build without the feature `mutants` none can be left out.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum TenantRule {
+        /// A tenant pays for its turns.
+        Turns,
+        /// A connection pays for its turns, among those of its tenant.
+        OwnTurns,
+        /// Who was idle has saved nothing.
+        Idle,
+        /// What is done outside of turns is paid for.
+        Outside,
+        /// A clone has what changes before its turn as it was.
+        CopyFirst,
+        /// What a clone is still to have is not changed in place.
+        Wanted,
+        /// Clones of a region that is freed are given up.
+        StopClones,
+        /// A lease uses no more than it was granted.
+        Room,
+        /// A tenant has no more memory than its quota.
+        Quota,
+        /// A tenant has no more than its part of the places for leases.
+        Places,
+        /// A member that has lost its connection counts as a connection.
+        Lost,
+        /// A lease's ticket is of use to its tenant only.
+        Ticket,
+        /// What a closed lease had is its tenant's no more.
+        Closed,
+    }
 }
 
 /// The rule that a test left out.

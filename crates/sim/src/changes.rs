@@ -21,35 +21,25 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::rng::Rng;
 
-/// One rule that is broken on purpose.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mutation {
-    /// Changes are applied in the order of reading.
-    ReadOrder,
-    /// Changes are applied while others are under way.
-    NoClosing,
-    /// Pages are moved out while changes that were read are not applied.
-    MovesWhileCollecting,
-    /// Memory is taken over while changes are under way.
-    AdoptsWhileChanging,
-    /// All addresses are said to be registered.
-    AllRegistered,
-    /// Forks are taken for earlier than all changes that were read with them.
-    ForksFirst,
-    /// Forks are taken for later.
-    ForksLast,
-}
-
-impl Mutation {
-    pub const ALL: [Mutation; 7] = [
-        Mutation::ReadOrder,
-        Mutation::NoClosing,
-        Mutation::MovesWhileCollecting,
-        Mutation::AdoptsWhileChanging,
-        Mutation::AllRegistered,
-        Mutation::ForksFirst,
-        Mutation::ForksLast,
-    ];
+rampool_wire::listed! {
+    /// One rule that is broken on purpose.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Mutation {
+        /// Changes are applied in the order of reading.
+        ReadOrder,
+        /// Changes are applied while others are under way.
+        NoClosing,
+        /// Pages are moved out while changes that were read are not applied.
+        MovesWhileCollecting,
+        /// Memory is taken over while changes are under way.
+        AdoptsWhileChanging,
+        /// All addresses are said to be registered.
+        AllRegistered,
+        /// Forks are taken for earlier than all changes that were read with them.
+        ForksFirst,
+        /// Forks are taken for later.
+        ForksLast,
+    }
 }
 
 /// What a run met.

@@ -39,19 +39,21 @@ pub enum Combine {
     Xor = 7,
 }
 
-/// Which elements match.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Test {
-    All = 0,
-    Equal = 1,
-    NotEqual = 2,
-    Less = 3,
-    LessOrEqual = 4,
-    Greater = 5,
-    GreaterOrEqual = 6,
-    /// From the first operand to the second, both included.
-    Between = 7,
+crate::listed! {
+    /// Which elements match.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[repr(u8)]
+    pub enum Test {
+        All = 0,
+        Equal = 1,
+        NotEqual = 2,
+        Less = 3,
+        LessOrEqual = 4,
+        Greater = 5,
+        GreaterOrEqual = 6,
+        /// From the first operand to the second, both included.
+        Between = 7,
+    }
 }
 
 /// The result of a scan.
@@ -94,19 +96,6 @@ impl Combine {
     pub fn fits(self, kind: Kind) -> bool {
         !(kind.is_float() && matches!(self, Self::And | Self::Or | Self::Xor))
     }
-}
-
-impl Test {
-    pub const ALL: [Self; 8] = [
-        Self::All,
-        Self::Equal,
-        Self::NotEqual,
-        Self::Less,
-        Self::LessOrEqual,
-        Self::Greater,
-        Self::GreaterOrEqual,
-        Self::Between,
-    ];
 }
 
 impl Want {

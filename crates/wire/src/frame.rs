@@ -77,201 +77,147 @@ pub mod flags {
     pub const KNOWN: u8 = REPLY;
 }
 
-/// The operation that a frame requests, or answers.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Opcode {
-    /// Take a lease and become its first member. Table: [`OpenLease`]; reply: [`Granted`].
-    OpenLease = 1,
-    /// Become a member of a lease, or a connection of an existing member. Table: [`AttachLease`]; reply:
-    /// [`Granted`].
-    AttachLease = 2,
-    /// Change the size of the lease to `arg` bytes.
-    ResizeLease = 3,
-    /// Make an empty region; the reply's `region` names it.
-    CreateRegion = 4,
-    /// Make a copy-on-write copy of `region`; the reply's `region` names it.
-    CloneRegion = 5,
-    /// Take over `region` from another member of the same lease.
-    AdoptRegion = 6,
-    /// Give up `region` with all its pages.
-    FreeRegion = 7,
-    /// Read pages. Table: extents (`arg` = how many). Reply: page entries, then bulk.
-    Get = 8,
-    /// Write pages. Table: extents (`arg` = how many), page entries; bulk: the pages.
-    Put = 9,
-    /// Forget pages: they read as zero again. Table: extents (`arg` = how many).
-    Discard = 10,
-    /// Keeps the member alive.
-    Heartbeat = 11,
-    /// The server's status, as JSON in the reply's bulk. Needs no lease.
-    Status = 12,
-    /// The member leaves; its regions are freed at once.
-    Goodbye = 13,
-    /// Server to client, unasked: the server stops in `arg` milliseconds.
-    Draining = 14,
-    /// Open a region for every member of the lease: `region`, or the one whose name is the table. `arg`: its
-    /// length, used if the region is created or has no length yet. The reply's `region` names it, `arg` is
-    /// its length.
-    OpenRegion = 15,
-    /// Read the bytes of a layout. Table: [`Window`]. Reply: a checksum for each block, then the bytes.
-    Gather = 16,
-    /// Write the bytes of a layout. Table: [`Window`] and checksums; bulk: the bytes.
-    Scatter = 17,
-    /// Update the elements of a layout ([`accumulate_arg`]). As `Scatter`; the bulk are the operands.
-    Accumulate = 18,
-    /// Update one element and return its value before. Table and `arg`: [`FetchOp`]; the reply's `arg`: the
-    /// element's bits before.
-    FetchOp = 19,
-    /// Filter and reduce the elements of a layout. Table and `arg`: [`ScanRequest`]. Reply: count and value;
-    /// bulk: positions or elements.
-    Scan = 20,
-    /// Copy the bytes of a layout to another server. Table: [`CopyRequest`].
-    Copy = 21,
-    /// Open the queue whose name and bounds are the table ([`QueueBounds`]), or create it, if `arg` is 1 and
-    /// there is none. The reply's `arg` is its number, `region` the region of its bodies.
-    OpenQueue = 22,
-    /// Give up the queue with the number `arg`, and all that is in it.
-    FreeQueue = 23,
-    /// The queues of the lease with numbers above `arg`. Reply: [`Listed`], as many as fit.
-    ListQueues = 24,
-    /// Append a message ([`Push`]) to queue `arg`. The reply's `arg` is the message's number; its table, if a
-    /// body follows, is the place of the body.
-    Push = 25,
-    /// Take messages out of queue `arg` ([`Take`]). Reply: [`Delivery`]s, none at the timeout.
-    Take = 26,
-    /// Acknowledge messages of queue `arg`, give them back, or withdraw them ([`Settlement`]).
-    Settle = 27,
-    /// Wait for the body of a message of queue `arg` ([`AwaitBody`]). The reply's `arg`: 1, or 0 at the
-    /// timeout.
-    AwaitBody = 28,
-    /// Append several messages without bodies ([`PushHeads`]) to queue `arg`, all or none. The reply's `arg`
-    /// is the first one's number; the others' follow it.
-    PushHeads = 29,
-    /// Publish memory whose descriptor went over the socket ([`Publish`]). `arg`: its place, of the member.
-    Publish = 30,
-    /// Withdraw the memory of place `arg`; after the answer the server no longer touches it.
-    Withdraw = 31,
-    /// Read a part of one page: the usual small `Gather`, in headers without tables. `arg`:
-    /// [`Piece::encode`]. Reply: `arg` is the bytes' checksum; bulk: the bytes.
-    ReadPiece = 32,
-    /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as many
-    /// as fit; `arg`: 1 if more follow.
-    ListRegions = 33,
-    /// Use what a member of the lease has published ([`Reach`], by `arg`).
-    Reach = 34,
-    /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one has
-    /// left. For who has the master key. Needs no lease.
-    Drain = 35,
+crate::listed! {
+    /// The operation that a frame requests, or answers.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    #[repr(u8)]
+    #[non_exhaustive]
+    pub enum Opcode {
+        /// Take a lease and become its first member. Table: [`OpenLease`]; reply: [`Granted`].
+        OpenLease = 1,
+        /// Become a member of a lease, or a connection of an existing member. Table: [`AttachLease`]; reply:
+        /// [`Granted`].
+        AttachLease = 2,
+        /// Change the size of the lease to `arg` bytes.
+        ResizeLease = 3,
+        /// Make an empty region; the reply's `region` names it.
+        CreateRegion = 4,
+        /// Make a copy-on-write copy of `region`; the reply's `region` names it.
+        CloneRegion = 5,
+        /// Take over `region` from another member of the same lease.
+        AdoptRegion = 6,
+        /// Give up `region` with all its pages.
+        FreeRegion = 7,
+        /// Read pages. Table: extents (`arg` = how many). Reply: page entries, then bulk.
+        Get = 8,
+        /// Write pages. Table: extents (`arg` = how many), page entries; bulk: the pages.
+        Put = 9,
+        /// Forget pages: they read as zero again. Table: extents (`arg` = how many).
+        Discard = 10,
+        /// Keeps the member alive.
+        Heartbeat = 11,
+        /// The server's status, as JSON in the reply's bulk. Needs no lease.
+        Status = 12,
+        /// The member leaves; its regions are freed at once.
+        Goodbye = 13,
+        /// Server to client, unasked: the server stops in `arg` milliseconds.
+        Draining = 14,
+        /// Open a region for every member of the lease: `region`, or the one whose name is the table. `arg`:
+        /// its length, used if the region is created or has no length yet. The reply's `region` names it,
+        /// `arg` is its length.
+        OpenRegion = 15,
+        /// Read the bytes of a layout. Table: [`Window`]. Reply: a checksum for each block, then the bytes.
+        Gather = 16,
+        /// Write the bytes of a layout. Table: [`Window`] and checksums; bulk: the bytes.
+        Scatter = 17,
+        /// Update the elements of a layout ([`accumulate_arg`]). As `Scatter`; the bulk are the operands.
+        Accumulate = 18,
+        /// Update one element and return its value before. Table and `arg`: [`FetchOp`]; the reply's `arg`:
+        /// the element's bits before.
+        FetchOp = 19,
+        /// Filter and reduce the elements of a layout. Table and `arg`: [`ScanRequest`]. Reply: count and
+        /// value; bulk: positions or elements.
+        Scan = 20,
+        /// Copy the bytes of a layout to another server. Table: [`CopyRequest`].
+        Copy = 21,
+        /// Open the queue whose name and bounds are the table ([`QueueBounds`]), or create it, if `arg` is 1
+        /// and there is none. The reply's `arg` is its number, `region` the region of its bodies.
+        OpenQueue = 22,
+        /// Give up the queue with the number `arg`, and all that is in it.
+        FreeQueue = 23,
+        /// The queues of the lease with numbers above `arg`. Reply: [`Listed`], as many as fit.
+        ListQueues = 24,
+        /// Append a message ([`Push`]) to queue `arg`. The reply's `arg` is the message's number; its table,
+        /// if a body follows, is the place of the body.
+        Push = 25,
+        /// Take messages out of queue `arg` ([`Take`]). Reply: [`Delivery`]s, none at the timeout.
+        Take = 26,
+        /// Acknowledge messages of queue `arg`, give them back, or withdraw them ([`Settlement`]).
+        Settle = 27,
+        /// Wait for the body of a message of queue `arg` ([`AwaitBody`]). The reply's `arg`: 1, or 0 at the
+        /// timeout.
+        AwaitBody = 28,
+        /// Append several messages without bodies ([`PushHeads`]) to queue `arg`, all or none. The reply's
+        /// `arg` is the first one's number; the others' follow it.
+        PushHeads = 29,
+        /// Publish memory whose descriptor went over the socket ([`Publish`]). `arg`: its place, of the
+        /// member.
+        Publish = 30,
+        /// Withdraw the memory of place `arg`; after the answer the server no longer touches it.
+        Withdraw = 31,
+        /// Read a part of one page: the usual small `Gather`, in headers without tables. `arg`:
+        /// [`Piece::encode`]. Reply: `arg` is the bytes' checksum; bulk: the bytes.
+        ReadPiece = 32,
+        /// The named regions of the lease, by name, behind the name in the table. Reply: [`NamedRegion`], as
+        /// many as fit; `arg`: 1 if more follow.
+        ListRegions = 33,
+        /// Use what a member of the lease has published ([`Reach`], by `arg`).
+        Reach = 34,
+        /// Drain: grant no new leases, tell the clients ([`Opcode::Draining`]), and stop when the last one
+        /// has left. For who has the master key. Needs no lease.
+        Drain = 35,
+    }
 }
 
 impl Opcode {
-    /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 35] = [
-        Opcode::OpenLease,
-        Opcode::AttachLease,
-        Opcode::ResizeLease,
-        Opcode::CreateRegion,
-        Opcode::CloneRegion,
-        Opcode::AdoptRegion,
-        Opcode::FreeRegion,
-        Opcode::Get,
-        Opcode::Put,
-        Opcode::Discard,
-        Opcode::Heartbeat,
-        Opcode::Status,
-        Opcode::Goodbye,
-        Opcode::Draining,
-        Opcode::OpenRegion,
-        Opcode::Gather,
-        Opcode::Scatter,
-        Opcode::Accumulate,
-        Opcode::FetchOp,
-        Opcode::Scan,
-        Opcode::Copy,
-        Opcode::OpenQueue,
-        Opcode::FreeQueue,
-        Opcode::ListQueues,
-        Opcode::Push,
-        Opcode::Take,
-        Opcode::Settle,
-        Opcode::AwaitBody,
-        Opcode::PushHeads,
-        Opcode::Publish,
-        Opcode::Withdraw,
-        Opcode::ReadPiece,
-        Opcode::ListRegions,
-        Opcode::Reach,
-        Opcode::Drain,
-    ];
-
     fn parse(byte: u8) -> Option<Self> {
         Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
     }
 }
 
-/// The outcome of a request. Requests carry `Ok`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Status {
-    Ok = 0,
-    /// The lease holds no more pages; nothing of the request was stored. `arg`: bytes still free in the
-    /// lease.
-    PoolFull = 1,
-    /// The server cannot lend that much. `arg`: bytes it could lend.
-    LeaseRefused = 2,
-    /// No such lease, or a wrong token.
-    NoSuchLease = 3,
-    /// No such region in this lease.
-    NoSuchRegion = 4,
-    /// The region belongs to another member, or the peer holds no lease.
-    NotAllowed = 5,
-    /// The request is invalid; the text says why.
-    BadRequest = 6,
-    /// The server is stopping and accepts no new requests.
-    Draining = 7,
-    /// More requests or bytes outstanding than were granted.
-    OverCredit = 8,
-    /// A limit other than bytes: regions of a lease, members, page table memory.
-    LimitReached = 9,
-    /// The member was removed after its grace time; its regions are gone.
-    MemberGone = 10,
-    /// Another server, which the request needs, does not answer or rejects this one; the text names it.
-    PeerLost = 11,
-    /// The queue has no room, and had none until the sender's timeout. `arg`: messages in it.
-    QueueFull = 12,
-    /// No such queue in this lease.
-    NoSuchQueue = 13,
-    /// The message is not in the queue (any more), or not the member's; or its sender was lost before its
-    /// body arrived.
-    NoSuchMessage = 14,
-    /// The server's machine is short of memory: it gives no new leases for now.
-    ShortOfMemory = 15,
+crate::listed! {
+    /// The outcome of a request. Requests carry `Ok`.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    #[repr(u8)]
+    #[non_exhaustive]
+    pub enum Status {
+        Ok = 0,
+        /// The lease holds no more pages; nothing of the request was stored. `arg`: bytes still free in the
+        /// lease.
+        PoolFull = 1,
+        /// The server cannot lend that much. `arg`: bytes it could lend.
+        LeaseRefused = 2,
+        /// No such lease, or a wrong token.
+        NoSuchLease = 3,
+        /// No such region in this lease.
+        NoSuchRegion = 4,
+        /// The region belongs to another member, or the peer holds no lease.
+        NotAllowed = 5,
+        /// The request is invalid; the text says why.
+        BadRequest = 6,
+        /// The server is stopping and accepts no new requests.
+        Draining = 7,
+        /// More requests or bytes outstanding than were granted.
+        OverCredit = 8,
+        /// A limit other than bytes: regions of a lease, members, page table memory.
+        LimitReached = 9,
+        /// The member was removed after its grace time; its regions are gone.
+        MemberGone = 10,
+        /// Another server, which the request needs, does not answer or rejects this one; the text names it.
+        PeerLost = 11,
+        /// The queue has no room, and had none until the sender's timeout. `arg`: messages in it.
+        QueueFull = 12,
+        /// No such queue in this lease.
+        NoSuchQueue = 13,
+        /// The message is not in the queue (any more), or not the member's; or its sender was lost before its
+        /// body arrived.
+        NoSuchMessage = 14,
+        /// The server's machine is short of memory: it gives no new leases for now.
+        ShortOfMemory = 15,
+    }
 }
 
 impl Status {
-    /// Every status, for tests and tables.
-    pub const ALL: [Status; 16] = [
-        Status::Ok,
-        Status::PoolFull,
-        Status::LeaseRefused,
-        Status::NoSuchLease,
-        Status::NoSuchRegion,
-        Status::NotAllowed,
-        Status::BadRequest,
-        Status::Draining,
-        Status::OverCredit,
-        Status::LimitReached,
-        Status::MemberGone,
-        Status::PeerLost,
-        Status::QueueFull,
-        Status::NoSuchQueue,
-        Status::NoSuchMessage,
-        Status::ShortOfMemory,
-    ];
-
     fn parse(byte: u8) -> Option<Self> {
         Self::ALL.get(usize::from(byte)).copied()
     }

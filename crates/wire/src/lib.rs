@@ -13,6 +13,7 @@
 //!   places         where pages lie in a server's memory, for clients that read them there
 //!   fabric         a connection over UCX: how it is set up, and what bounds it
 //!   units          numbers with units: PageIndex, Extent, ByteLen, Tick
+//!   listed         enums with a list of their variants
 //! ```
 //!
 //! Read `units`, then `session`, then `frame` with its children in the order of their list: `data` (pages),
@@ -28,6 +29,7 @@ pub mod elements;
 pub mod fabric;
 pub mod frame;
 pub mod layout;
+mod listed;
 pub mod places;
 pub mod rings;
 pub mod session;

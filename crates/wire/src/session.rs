@@ -110,43 +110,31 @@ pub enum Security {
     Sealed = 3,
 }
 
-/// Why a server refuses this client.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Refusal {
-    #[error("no protocol version in common")]
-    Version = 1,
-    #[error("the server requires a key and this client has none (--key-file)")]
-    KeyNeeded = 2,
-    #[error("this client has a key but the server was started without one")]
-    NoKeyHere = 3,
-    #[error("one side insists on encryption and the other forbids it")]
-    Encryption = 4,
-    #[error("encryption needs a key (make one with `rampool key`)")]
-    EncryptionNeedsKey = 5,
-    #[error("this user may not use the server's socket")]
-    User = 6,
-    #[error("the server has as many connections as it allows")]
-    TooManyConnections = 7,
-    #[error("this key is revoked; ask for one of a later generation")]
-    Revoked = 8,
-    #[error("the server was started with the key of one tenant, and this client has another")]
-    OtherTenant = 9,
-}
-
-impl Refusal {
-    const ALL: [Refusal; 9] = [
-        Refusal::Version,
-        Refusal::KeyNeeded,
-        Refusal::NoKeyHere,
-        Refusal::Encryption,
-        Refusal::EncryptionNeedsKey,
-        Refusal::User,
-        Refusal::TooManyConnections,
-        Refusal::Revoked,
-        Refusal::OtherTenant,
-    ];
+crate::listed! {
+    /// Why a server refuses this client.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+    #[repr(u8)]
+    #[non_exhaustive]
+    pub enum Refusal {
+        #[error("no protocol version in common")]
+        Version = 1,
+        #[error("the server requires a key and this client has none (--key-file)")]
+        KeyNeeded = 2,
+        #[error("this client has a key but the server was started without one")]
+        NoKeyHere = 3,
+        #[error("one side insists on encryption and the other forbids it")]
+        Encryption = 4,
+        #[error("encryption needs a key (make one with `rampool key`)")]
+        EncryptionNeedsKey = 5,
+        #[error("this user may not use the server's socket")]
+        User = 6,
+        #[error("the server has as many connections as it allows")]
+        TooManyConnections = 7,
+        #[error("this key is revoked; ask for one of a later generation")]
+        Revoked = 8,
+        #[error("the server was started with the key of one tenant, and this client has another")]
+        OtherTenant = 9,
+    }
 }
 
 /// The server's decision in its preface.

@@ -173,36 +173,17 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
     ensure!(!errors.is_empty(), "no program has that name");
     let cells = errors.len();
     let within = |errors: &[f64]| errors.iter().filter(|&&error| error <= 0.15).count() as f64 / cells as f64;
-    report.series(
-        &format!("{}: error of the replay", rate.name()),
-        "",
-        json!({ "what": "errors", "method": "replay", "link": rate.name() }),
-        &errors,
-    );
-    report.series(
+    report.samples(&format!("{}: error of the replay", rate.name()), "", &errors);
+    report.samples(
         &format!("{}: error of the replay of each run over loopback, which it was fitted to", rate.name()),
         "",
-        json!({ "what": "errors", "method": "own", "link": rate.name() }),
         &own_errors,
     );
-    report.series(
-        &format!("{}: error of the additive method", rate.name()),
-        "",
-        json!({ "what": "errors", "method": "additive", "link": rate.name() }),
-        &additive_errors,
-    );
-    report.ratio(
-        &format!("{}: share of cells within 15 %, replay", rate.name()),
-        &[within(&errors)],
-        &[1.0],
-        Some(Reach::AtLeast(0.9)),
-    );
-    report.ratio(
-        &format!("{}: share of cells within 15 %, additive", rate.name()),
-        &[within(&additive_errors)],
-        &[1.0],
-        None,
-    );
+    report.samples(&format!("{}: error of the additive method", rate.name()), "", &additive_errors);
+    let name = format!("{}: share of cells within 15 %, replay", rate.name());
+    report.ratio(&name, &[within(&errors)], &[1.0], Some(Reach::AtLeast(0.9)));
+    let name = format!("{}: share of cells within 15 %, additive", rate.name());
+    report.ratio(&name, &[within(&additive_errors)], &[1.0], None);
     let (pairs, right) = ranking;
     report.note(format!(
         "{}: of {pairs} pairs of protocols that differ by more than 10 %, the replay has {right} in the \

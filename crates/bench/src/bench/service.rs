@@ -8,12 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rampool_client::pool::{Pool, PoolConfig};
 use rampool_kernel::thread::{allowed_cpus, pin_to_cpu};
-use rampool_lease::Pressure;
 use rampool_net::key::Key;
 use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::Waiting;
@@ -66,32 +65,6 @@ pub fn rampool() -> Result<Command> {
     }
 }
 
-/// Servers give no leases while their machine is short of memory, as it was a moment ago where kernel swap
-/// was measured. Waits until that is over, at most [`CALM_WITHIN`].
-fn wait_for_calm() {
-    let started = Instant::now();
-    loop {
-        // What a server that starts now believes.
-        let mut pressure = Pressure::default();
-        pressure.hear([std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default().as_str()]);
-        if !pressure.is_short() {
-            break;
-        }
-        if started.elapsed() >= CALM_WITHIN {
-            println!("  this machine is short of memory (/proc/pressure/memory): servers will refuse leases");
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(500));
-    }
-    if started.elapsed() >= Duration::from_secs(1) {
-        println!("  waited {} s: the machine was short of memory", started.elapsed().as_secs());
-    }
-}
-
-/// The kernel's average over ten seconds falls from all to the tenth, at which a server that
-/// starts lends, in 23.
-const CALM_WITHIN: Duration = Duration::from_secs(60);
-
 /// A child process that listens. Ended when dropped, and with this process.
 pub struct Service {
     child: Child,
@@ -111,7 +84,6 @@ impl Service {
         memory_bytes: u64,
         spin: Duration,
     ) -> Result<Self> {
-        wait_for_calm();
         let mut command = rampool()?;
         command
             .args(["serve", "--shards", "1", "--log-level", "error", "--encryption", "off", "--memory"])
@@ -182,6 +154,7 @@ impl Service {
         // Removes what this process has loaded for its own calls: the other side should not pay for it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).env_remove("LD_PRELOAD");
         before_exec(&mut command, place.namespace.map(AsRawFd::as_raw_fd), place.server_cpu);
+        let program = command.get_program().display().to_string();
         let mut child = command.spawn()?;
         let out = child.stdout.take().expect("it is piped");
         let (sender, receiver) = mpsc::channel();
@@ -196,7 +169,7 @@ impl Service {
         let address = receiver.recv_timeout(Duration::from_secs(20)).ok().flatten();
         let service = Self { child, address: address.unwrap_or_default() };
         if service.address.is_empty() {
-            Err(anyhow!("it did not say within 20 s where it listens"))
+            Err(anyhow!("{program} did not say within 20 s where it listens"))
         } else {
             Ok(service)
         }

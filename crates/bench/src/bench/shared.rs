@@ -144,18 +144,8 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         let arguments = vec![count.clone(), rounds.to_string(), home.to_string()];
         let samples = Run { ranks, protocol, spin, way, experiment: "page", arguments }.measure()?;
         let name = &format!("{name}{}", way.words());
-        report.series(
-            &format!("remote page, {name}: p50"),
-            "us",
-            json!({ "what": "page", "way": name }),
-            get(&samples, "page")?,
-        );
-        report.series(
-            &format!("raw request and reply of 4 KiB, {name}: p50"),
-            "us",
-            json!({ "what": "raw", "way": name }),
-            get(&samples, "raw")?,
-        );
+        report.samples(&format!("remote page, {name}: p50"), "us", get(&samples, "page")?);
+        report.samples(&format!("raw request and reply of 4 KiB, {name}: p50"), "us", get(&samples, "raw")?);
         report.ratio(
             &format!("remote page / raw, {name}"),
             get(&samples, "page")?,
@@ -163,12 +153,7 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             reach.map(Reach::AtMost),
         );
         if let Some(floor) = samples.get("floor") {
-            report.series(
-                &format!("floor of a remote page, {name}: p50"),
-                "us",
-                json!({ "what": "floor", "way": name }),
-                floor,
-            );
+            report.samples(&format!("floor of a remote page, {name}: p50"), "us", floor);
             report.ratio(
                 &format!("floor of a remote page / raw, {name}"),
                 floor,
@@ -193,18 +178,8 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             Run { ranks, protocol: "hlrc", spin, way, experiment: "barrier", arguments }.measure()?;
         let barrier = get(&samples, "barrier")?;
         let name = format!("{ranks}{}", way.words());
-        report.series(
-            &format!("barrier of {name}: p50"),
-            "us",
-            json!({ "what": "barrier", "ranks": name }),
-            barrier,
-        );
-        report.series(
-            &format!("raw round trip over TCP next to {name}: p50"),
-            "us",
-            json!({ "what": "raw trip", "ranks": name }),
-            get(&samples, "raw")?,
-        );
+        report.samples(&format!("barrier of {name}: p50"), "us", barrier);
+        report.samples(&format!("raw round trip over TCP next to {name}: p50"), "us", get(&samples, "raw")?);
         // Within a machine ArgoDSM's is the reference, between machines the round trip.
         let (trips, times) = match way {
             Way::Tcp => (Some(Reach::AtMost(1.5)), None),
@@ -218,12 +193,7 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         );
         if let Some(plain) = samples.get("plain") {
             // The least that so many processes need on so many CPUs.
-            report.series(
-                &format!("plain messages for a barrier of {name}: p50"),
-                "us",
-                json!({ "what": "plain", "ranks": name }),
-                plain,
-            );
+            report.samples(&format!("plain messages for a barrier of {name}: p50"), "us", plain);
             report.ratio(&format!("barrier of {name} / plain messages for one"), barrier, plain, None);
         }
         raw_memory(report, &samples, "barrier", &format!("next to {name}"), "barrier")?;
@@ -247,12 +217,7 @@ fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
                 .measure()?;
         for (way, by) in [("one", "by one rank"), ("each", "by each rank")] {
             let barrier = get(&samples, way)?;
-            report.series(
-                &format!("barrier after {count} dirty pages {by}"),
-                "us",
-                json!({ "what": "dirty", "by": way, "pages": count }),
-                barrier,
-            );
+            report.samples(&format!("barrier after {count} dirty pages {by}"), "us", barrier);
             let name = format!("ArgoDSM's {argo} us / barrier after {count} dirty pages {by}");
             report.ratio(&name, &vec![argo; barrier.len()], barrier, Some(Reach::AtLeast(5.0)));
         }
@@ -269,16 +234,10 @@ fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         let is_forward = path == "forward";
         let path = &format!("{path}{}", way.words());
         let lock = get(&samples, "lock")?;
-        report.series(
-            &format!("remote lock, {path}: p50"),
-            "us",
-            json!({ "what": "lock", "path": path }),
-            lock,
-        );
-        report.series(
+        report.samples(&format!("remote lock, {path}: p50"), "us", lock);
+        report.samples(
             &format!("raw round trip over TCP next to it, {path}: p50"),
             "us",
-            json!({ "what": "raw trip", "path": path }),
             get(&samples, "raw")?,
         );
         report.ratio(
@@ -289,12 +248,7 @@ fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         );
         raw_memory(report, &samples, "lock", &format!("next to it, {path}"), "remote lock")?;
         let again = get(&samples, "again")?;
-        report.series(
-            &format!("the same lock again, {path}: p50"),
-            "us",
-            json!({ "what": "again", "path": path }),
-            again,
-        );
+        report.samples(&format!("the same lock again, {path}: p50"), "us", again);
         let messages = get(&samples, "messages")?;
         // Central locks belong to their manager; only forwarded ones stay with their last holder.
         let reach = is_forward.then_some(Reach::AtMost(0.0));
@@ -316,18 +270,8 @@ fn stream(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             Run { ranks: 2, protocol: "hlrc", spin: SPIN, way, experiment: "stream", arguments }.measure()?;
         let (ours, raw) = (get(&samples, "stream")?, get(&samples, "raw")?);
         let name = format!("{} KiB pages{}", page_bytes >> 10, way.words());
-        report.series(
-            &format!("256 MiB read in order, {name}"),
-            "GB/s",
-            json!({ "what": "stream", "page_bytes": page_bytes, "way": name }),
-            ours,
-        );
-        report.series(
-            &format!("plain TCP stream next to it, {name}"),
-            "GB/s",
-            json!({ "what": "raw stream", "page_bytes": page_bytes, "way": name }),
-            raw,
-        );
+        report.samples(&format!("256 MiB read in order, {name}"), "GB/s", ours);
+        report.samples(&format!("plain TCP stream next to it, {name}"), "GB/s", raw);
         report.ratio(
             &format!("read in order / ArgoDSM's {ARGO_STREAM_GB} GB/s, {name}"),
             ours,
@@ -344,35 +288,13 @@ fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
     for protocol in ["hlrc", "sc"] {
         let (mut parallel, mut sequential) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            let file = std::env::temp_dir().join(format!("rampool-bench-{}.sor", std::process::id()));
-            let mut command = rampool()?;
-            let me = command.get_program().to_owned();
-            command
-                .args(["launch", "-n", "2", "--protocol", protocol])
-                .arg(me)
-                .args(["example", "sor"])
-                .args(sizes);
-            command.arg("--json").arg(&file);
-            output(command)?;
-            let line: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
-            std::fs::remove_file(&file)?;
-            let seconds = |name: &str| line[name].as_f64().context("the program reports no time");
-            parallel.push(seconds("parallel_s")?);
-            sequential.push(seconds("sequential_s")?);
+            let line: Value = example("sor", &sizes, protocol, "--json=")?;
+            parallel.push(seconds(&line, "parallel_s")?);
+            sequential.push(seconds(&line, "sequential_s")?);
         }
         let name = format!("SOR {}, {protocol}", sizes.join(" "));
-        report.series(
-            &format!("{name}: sequentially"),
-            "s",
-            json!({ "what": "sor alone", "protocol": protocol }),
-            &sequential,
-        );
-        report.series(
-            &format!("{name}: by two ranks"),
-            "s",
-            json!({ "what": "sor", "protocol": protocol }),
-            &parallel,
-        );
+        report.samples(&format!("{name}: sequentially"), "s", &sequential);
+        report.samples(&format!("{name}: by two ranks"), "s", &parallel);
         // ArgoDSM: 1.19.
         report.ratio(
             &format!("{name}: sequentially / by two ranks (ArgoDSM: 1.19)"),
@@ -387,24 +309,10 @@ fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
 /// A program under each protocol in turns; `auto` against the best of the others.
 fn auto(report: &mut Report, common: &Common, rounds: usize, program: &Program) -> Result<()> {
     let mut times: BTreeMap<ProtocolKind, Vec<f64>> = BTreeMap::new();
-    let file = std::env::temp_dir().join(format!("rampool-bench-{}.auto", std::process::id()));
     for _ in 0..rounds {
         for &protocol in program.protocols {
-            let mut command = rampool()?;
-            let me = command.get_program().to_owned();
-            command.args(["launch", "-n", "2", "--protocol", protocol.name()]).arg(me);
-            command
-                .args(["example", program.name])
-                .args(common.quick.then_some("--small"))
-                .arg("--json")
-                .arg(&file);
-            output(command)?;
-            let line: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
-            std::fs::remove_file(&file)?;
-            times
-                .entry(protocol)
-                .or_default()
-                .push(line["parallel_s"].as_f64().context("the program reports no time")? * 1e3);
+            let line: Value = example(program.name, small(common), protocol.name(), "--json=")?;
+            times.entry(protocol).or_default().push(seconds(&line, "parallel_s")? * 1e3);
         }
     }
     let mut best: Option<(ProtocolKind, f64)> = None;
@@ -439,12 +347,7 @@ fn diff(report: &mut Report, rounds: usize) {
                 began.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
             })
             .collect();
-        report.series(
-            &format!("diff of 4 KiB, {name}"),
-            "ns",
-            json!({ "what": "diff", "of": name }),
-            &samples,
-        );
+        report.samples(&format!("diff of 4 KiB, {name}"), "ns", &samples);
         report.ratio(
             &format!("diff of 4 KiB, {name}, in units of 0.1 us"),
             &samples,
@@ -458,35 +361,16 @@ fn diff(report: &mut Report, rounds: usize) {
 fn time(report: &mut Report, common: &Common) -> Result<()> {
     report
         .note("seconds of a rank, as the mean of two; computing holds what was lost to other processes, too");
-    let file = std::env::temp_dir().join(format!("rampool-bench-{}.time", std::process::id()));
     for program in &PROGRAMS {
         for protocol in program.protocols {
-            let mut command = rampool()?;
-            let me = command.get_program().to_owned();
-            command
-                .args(["launch", "-n", "2", "--protocol", protocol.name()])
-                .arg(format!("--stats={}", file.display()));
-            command.arg(&me).args(["example", program.name]).args(common.quick.then_some("--small"));
-            output(command)?;
-            let ranks: Vec<TimeReport> = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
-            std::fs::remove_file(&file)?;
+            let ranks: Vec<TimeReport> = example(program.name, small(common), protocol.name(), "--stats=")?;
             ensure!(ranks.len() == 2, "{} ranks of two say where their time went", ranks.len());
-            let mean = |of: fn(&TimeReport) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
             let sent = ranks
                 .iter()
                 .flat_map(|rank| rank.sent.values())
                 .fold((0, 0), |sum, kind| (sum.0 + kind.messages, sum.1 + kind.bytes));
-            let categories: [(&str, f64); 8] = [
-                ("computing", mean(|rank| rank.computing_s)),
-                ("read fault", mean(|rank| rank.read_fault_s)),
-                ("write fault", mean(|rank| rank.write_fault_s)),
-                ("requests", mean(|rank| rank.requests_s)),
-                ("lock", mean(|rank| rank.lock_s)),
-                ("unlock", mean(|rank| rank.unlock_s)),
-                ("barrier", mean(|rank| rank.barrier_s)),
-                ("other", mean(|rank| rank.other_s)),
-            ];
-            for (category, seconds) in categories {
+            for (category, of) in TimeReport::CATEGORIES {
+                let seconds = ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
                 let parameters = json!({
                     "experiment": "time", "program": program.name, "protocol": protocol.name(), "category": category,
                     "messages": sent.0, "bytes": sent.1,
@@ -503,16 +387,40 @@ fn time(report: &mut Report, common: &Common) -> Result<()> {
     Ok(())
 }
 
+/// Options of an example for small sizes, where these are wanted.
+fn small(common: &Common) -> &'static [&'static str] {
+    if common.quick { &["--small"] } else { &[] }
+}
+
+/// Runs an example by two ranks; what it, or the launcher, writes to a file. `to`: the option that names it.
+fn example<T: serde::de::DeserializeOwned>(
+    name: &str,
+    arguments: &[&str],
+    protocol: &str,
+    to: &str,
+) -> Result<T> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("written");
+    let to = format!("{to}{}", file.display());
+    let mut command = rampool()?;
+    let me = command.get_program().to_owned();
+    let (by_launcher, by_program) =
+        if to.starts_with("--stats") { (Some(&to), None) } else { (None, Some(&to)) };
+    command.args(["launch", "-n", "2", "--protocol", protocol]).args(by_launcher);
+    command.arg(me).args(["example", name]).args(arguments).args(by_program);
+    output(command)?;
+    Ok(serde_json::from_str(&std::fs::read_to_string(&file)?)?)
+}
+
+fn seconds(line: &Value, name: &str) -> Result<f64> {
+    line[name].as_f64().context("the program reports no time")
+}
+
 /// A request and reply over memory that two processes share, where that was measured: the least that two
 /// processes need.
 fn raw_memory(report: &mut Report, samples: &Samples, what: &str, next_to: &str, name: &str) -> Result<()> {
     let Some(raw) = samples.get("raw memory") else { return Ok(()) };
-    report.series(
-        &format!("raw request and reply over memory {next_to}: p50"),
-        "us",
-        json!({ "what": "raw memory", "of": what, "next_to": next_to }),
-        raw,
-    );
+    report.samples(&format!("raw request and reply over memory {next_to}: p50"), "us", raw);
     report.ratio(&format!("{name} / raw over memory, {next_to}"), get(samples, what)?, raw, None);
     Ok(())
 }

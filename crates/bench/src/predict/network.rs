@@ -118,51 +118,43 @@ impl Network {
 
     /// The networks that have names.
     pub fn presets() -> Vec<Self> {
+        let line = |name: &str, latency_us: f64, mb_per_s: f64| Self {
+            mb_per_s,
+            ..Self::line(name, latency_us, 1.0)
+        };
         let ethernet = |name: &str, software: f64, latency_us: f64, mb_per_s: f64| Self {
-            name: name.to_owned(),
             send_us: software,
             receive_us: software,
-            per_packet_us: 0.0,
-            per_byte_us: 0.0,
-            interrupt_us: 0.0,
-            latency_us,
-            mb_per_s,
             packet_bytes: 1448.0,
             header_bytes: 90.0,
-            wake_us: 0.0,
-            burst_bytes: 0.0,
+            ..line(name, latency_us, mb_per_s)
         };
         // S4's nodes: 75 MHz; 4000 cycles a packet in the protocol and driver at either side, 3000 an
         // interrupt; the socket call and its copy at about 50 MB/s.
         let old = Self {
-            name: "eth100-1999".to_owned(),
             send_us: 15.0,
             receive_us: 15.0,
             per_packet_us: 4000.0 / 75.0,
             per_byte_us: 0.02,
             interrupt_us: 40.0,
-            latency_us: 10.0,
-            mb_per_s: 12.5,
             packet_bytes: 1480.0,
             header_bytes: 58.0,
-            wake_us: 0.0,
-            burst_bytes: 0.0,
+            ..line("eth100-1999", 10.0, 12.5)
         };
         // 400 cycles at either side and an interrupt; the adapter moves the bytes itself over a bus of 132
         // MB/s, while they are on the link.
         let low_overhead = |name: &str, mb_per_s: f64| Self {
-            name: name.to_owned(),
             send_us: 400.0 / 75.0,
             receive_us: 400.0 / 75.0,
-            per_packet_us: 0.0,
-            per_byte_us: 0.0,
             interrupt_us: 40.0,
-            latency_us: 2.0,
-            mb_per_s,
-            packet_bytes: packet_bytes(),
-            header_bytes: 0.0,
-            wake_us: 0.0,
-            burst_bytes: 0.0,
+            ..line(name, 2.0, mb_per_s)
+        };
+        let rdma = Self {
+            send_us: 0.3,
+            receive_us: 0.3,
+            packet_bytes: 4096.0,
+            header_bytes: 60.0,
+            ..line("rdma100", 1.5, 12_500.0)
         };
         vec![
             old,
@@ -171,23 +163,11 @@ impl Network {
             ethernet("eth1g", 5.0, 20.0, 125.0),
             ethernet("eth10g", 4.0, 8.0, 1250.0),
             ethernet("eth25g", 4.0, 6.0, 3125.0),
-            Self {
-                name: "rdma100".to_owned(),
-                send_us: 0.3,
-                receive_us: 0.3,
-                per_packet_us: 0.0,
-                per_byte_us: 0.0,
-                interrupt_us: 0.0,
-                latency_us: 1.5,
-                mb_per_s: 12_500.0,
-                packet_bytes: 4096.0,
-                header_bytes: 60.0,
-                wake_us: 0.0,
-                burst_bytes: 0.0,
-            },
+            rdma,
             ethernet("wan", 5.0, 10_000.0, 12.5),
         ]
     }
+
     /// A preset, or a TOML file with the fields of this type.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use rampool_client::stats::StatsSnapshot;
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, LocalPolicy};
 use rampool_run::settings::Settings;
-use rampool_server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
+use rampool_server::{ServerStatus, query_status};
 
 use crate::access;
 use crate::copies::{self, Lacking};
@@ -50,44 +50,7 @@ pub struct Server {
     pub name: String,
     /// When it answered.
     pub at: Duration,
-    pub answer: Result<Numbers, String>,
-}
-
-/// The shown part of a server's status.
-#[derive(Clone, Debug, Default)]
-pub struct Numbers {
-    /// Differs from one start of the server to the next.
-    pub server: u64,
-    pub draining: bool,
-    pub memory_bytes: u64,
-    pub lent_bytes: u64,
-    pub free_bytes: u64,
-    pub held_bytes: u64,
-    pub connections: u64,
-    pub traffic: Traffic,
-    pub clients: Vec<Client>,
-}
-
-/// A lease, and its processes.
-#[derive(Clone, Debug, Default)]
-pub struct Client {
-    pub lease: u64,
-    pub name: String,
-    pub host: String,
-    pub processes: usize,
-    pub leased_bytes: u64,
-    pub used_bytes: u64,
-    pub traffic: Traffic,
-}
-
-/// Counted since the start of a server or lease; only grows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Traffic {
-    pub requests: u64,
-    /// To clients.
-    pub read_bytes: u64,
-    /// From clients.
-    pub written_bytes: u64,
+    pub answer: Result<ServerStatus, String>,
 }
 
 /// Where to look.
@@ -138,7 +101,7 @@ impl Watch {
                 server.clone_from(&name);
             }
         }
-        let own = Server { name, at: self.started.elapsed(), answer: Ok(Numbers::from(status)) };
+        let own = Server { name, at: self.started.elapsed(), answer: Ok(status.clone()) };
         Look { processes, servers: vec![own], lacking }
     }
 
@@ -206,44 +169,8 @@ fn is_same(own: &Endpoint, known: &Endpoint) -> bool {
         })
 }
 
-fn query(asked: &Asked, deadline: Instant) -> Result<Numbers, String> {
-    let status = query_status(&asked.spec.endpoint, asked.policy.clone(), deadline);
-    status.map(|status| Numbers::from(&status)).map_err(|error| error.to_string())
-}
-
-impl From<&ServerStatus> for Numbers {
-    fn from(status: &ServerStatus) -> Self {
-        let client = |lease: &LeaseStatus| Client {
-            lease: lease.lease,
-            name: lease.name.clone(),
-            host: lease.host.clone(),
-            processes: lease.members.len(),
-            leased_bytes: lease.bytes,
-            used_bytes: lease.used_bytes,
-            traffic: Traffic::from(&lease.operations),
-        };
-        Self {
-            server: status.server,
-            draining: status.draining,
-            memory_bytes: status.memory_bytes,
-            lent_bytes: status.lent_bytes,
-            free_bytes: status.free_bytes,
-            held_bytes: status.held_bytes,
-            connections: status.connections,
-            traffic: Traffic::from(&status.operations),
-            clients: status.leases.iter().map(client).collect(),
-        }
-    }
-}
-
-impl From<&OperationCounts> for Traffic {
-    fn from(counts: &OperationCounts) -> Self {
-        Self {
-            requests: counts.gets + counts.puts + counts.discards + counts.control,
-            read_bytes: counts.bytes_out,
-            written_bytes: counts.bytes_in,
-        }
-    }
+fn query(asked: &Asked, deadline: Instant) -> Result<ServerStatus, String> {
+    query_status(&asked.spec.endpoint, asked.policy.clone(), deadline).map_err(|error| error.to_string())
 }
 
 /// The runs of this user whose pages do not have all of their copies.

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use rampool_client::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, add_times, quantile_ns, times_since};
+use rampool_server::{OperationCounts, ServerStatus};
 use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
 use serde::Serialize;
 
 use crate::advice::choices;
 
-use super::look::{Look, Numbers, Process, Traffic};
+use super::look::{Look, Process};
 
 const PAGE: u64 = OS_PAGE_BYTES as u64;
 
@@ -200,23 +201,22 @@ fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
 
 fn server_row(
     name: &str,
-    before: Option<(Duration, &Numbers)>,
+    before: Option<(Duration, &ServerStatus)>,
     at: Duration,
-    now: &Numbers,
+    now: &ServerStatus,
     waits: &[Wait<'_>],
 ) -> ServerRow {
     let seconds = before.map_or(Duration::ZERO, |(then, _)| at.saturating_sub(then));
-    let clients = now.clients.iter().map(|client| {
-        let earlier =
-            before.and_then(|(_, numbers)| numbers.clients.iter().find(|c| c.lease == client.lease));
+    let clients = now.leases.iter().map(|lease| {
+        let earlier = before.and_then(|(_, status)| status.leases.iter().find(|l| l.lease == lease.lease));
         ClientRow {
-            name: client.name.clone(),
-            host: client.host.clone(),
-            processes: client.processes,
-            leased_bytes: client.leased_bytes,
-            used_bytes: client.used_bytes,
-            rates: traffic(earlier.map(|c| &c.traffic), &client.traffic, seconds),
-            latency_ns: latency(waits, |wait| wait.server == name && wait.lease == client.lease),
+            name: lease.name.clone(),
+            host: lease.host.clone(),
+            processes: lease.members.len(),
+            leased_bytes: lease.bytes,
+            used_bytes: lease.used_bytes,
+            rates: traffic(earlier.map(|l| &l.operations), &lease.operations, seconds),
+            latency_ns: latency(waits, |wait| wait.server == name && wait.lease == lease.lease),
         }
     });
     ServerRow {
@@ -227,18 +227,20 @@ fn server_row(
         held_bytes: now.held_bytes,
         free_bytes: now.free_bytes,
         connections: now.connections,
-        rates: traffic(before.map(|(_, n)| &n.traffic), &now.traffic, seconds),
+        rates: traffic(before.map(|(_, s)| &s.operations), &now.operations, seconds),
         latency_ns: latency(waits, |wait| wait.server == name),
         clients: clients.collect(),
     }
 }
 
-fn traffic(before: Option<&Traffic>, now: &Traffic, seconds: Duration) -> TrafficRates {
+fn traffic(before: Option<&OperationCounts>, now: &OperationCounts, seconds: Duration) -> TrafficRates {
     let Some(before) = before else { return TrafficRates::default() };
+    let requests = |counts: &OperationCounts| counts.gets + counts.puts + counts.discards + counts.control;
     TrafficRates {
-        requests_per_s: rate(now.requests.saturating_sub(before.requests), seconds),
-        read_bytes_per_s: rate(now.read_bytes.saturating_sub(before.read_bytes), seconds),
-        written_bytes_per_s: rate(now.written_bytes.saturating_sub(before.written_bytes), seconds),
+        requests_per_s: rate(requests(now).saturating_sub(requests(before)), seconds),
+        // What the server sends is what its clients read.
+        read_bytes_per_s: rate(now.bytes_out.saturating_sub(before.bytes_out), seconds),
+        written_bytes_per_s: rate(now.bytes_in.saturating_sub(before.bytes_in), seconds),
     }
 }
 
@@ -249,9 +251,10 @@ fn rate(count: u64, time: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use rampool_client::stats::bucket_of;
+    use rampool_server::LeaseStatus;
 
     use super::*;
-    use crate::top::look::{Client, Server};
+    use crate::top::look::Server;
 
     fn process(at_ms: u64, change: impl FnOnce(&mut StatsSnapshot)) -> Look {
         let mut counters =
@@ -269,14 +272,23 @@ mod tests {
         Look { processes: vec![process], servers: Vec::new(), lacking: Vec::new() }
     }
 
-    fn server(at_ms: u64, start: u64, traffic: Traffic) -> Look {
-        let client = Client { lease: 9, name: "sort".into(), traffic, ..Client::default() };
-        let numbers = Numbers { server: start, traffic, clients: vec![client], ..Numbers::default() };
+    /// `counted`: requests, bytes read and bytes written.
+    fn server(at_ms: u64, start: u64, counted: [u64; 3]) -> Look {
+        let mut status = ServerStatus::default();
+        let mut operations = OperationCounts::default();
+        [operations.gets, operations.bytes_out, operations.bytes_in] = counted;
+        (status.server, status.operations, status.leases) = (start, operations, vec![lease(9, operations)]);
         Look {
             lacking: Vec::new(),
             processes: Vec::new(),
-            servers: vec![Server { name: "a".into(), at: Duration::from_millis(at_ms), answer: Ok(numbers) }],
+            servers: vec![Server { name: "a".into(), at: Duration::from_millis(at_ms), answer: Ok(status) }],
         }
+    }
+
+    fn lease(number: u64, operations: OperationCounts) -> LeaseStatus {
+        let mut lease = LeaseStatus::default();
+        (lease.lease, lease.operations) = (number, operations);
+        lease
     }
 
     #[test]
@@ -316,15 +328,15 @@ mod tests {
         let row = &compare(&Look::default(), &old).processes[0];
         assert_eq!((row.faults_per_s, row.hit_rate), (0.0, None));
 
-        let before = server(0, 1, Traffic { requests: 500, read_bytes: 500, written_bytes: 500 });
-        let restarted = server(1000, 2, Traffic { requests: 900, read_bytes: 900, written_bytes: 900 });
+        let before = server(0, 1, [500; 3]);
+        let restarted = server(1000, 2, [900; 3]);
         assert_eq!(compare(&before, &restarted).servers[0].rates, TrafficRates::default());
     }
 
     #[test]
     fn a_server_and_each_of_its_clients_have_rates() {
-        let before = server(1000, 1, Traffic { requests: 10, read_bytes: 0, written_bytes: 100 });
-        let now = server(3000, 1, Traffic { requests: 30, read_bytes: 4096, written_bytes: 300 });
+        let before = server(1000, 1, [10, 0, 100]);
+        let now = server(3000, 1, [30, 4096, 300]);
         let rows = compare(&before, &now);
         let wanted =
             TrafficRates { requests_per_s: 10.0, read_bytes_per_s: 2048.0, written_bytes_per_s: 100.0 };
@@ -334,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_server_and_the_client_that_waits_for_it_have_latencies() {
-        let mut before = server(1000, 1, Traffic::default());
+        let mut before = server(1000, 1, [0; 3]);
         let waits = |at_ms, counts: [u64; 2]| {
             process(at_ms, |c| {
                 c.server_latency[0][30] = 77;
@@ -344,12 +356,9 @@ mod tests {
             .processes
         };
         before.processes = waits(1000, [500, 500]);
-        let mut now = server(2000, 1, Traffic::default());
-        now.servers[0].answer.as_mut().unwrap().clients.push(Client {
-            lease: 10,
-            name: "other".into(),
-            ..Client::default()
-        });
+        let mut now = server(2000, 1, [0; 3]);
+        let other = lease(10, OperationCounts::default());
+        now.servers[0].answer.as_mut().unwrap().leases.push(other);
         now.processes = waits(2000, [598, 502]);
         let row = &compare(&before, &now).servers[0];
         assert_eq!(row.latency_ns, [1 << 15, 1 << 21], "of the new waits for this server alone");
@@ -364,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_silent_server_keeps_its_row_and_says_why() {
-        let mut now = server(3000, 1, Traffic::default());
+        let mut now = server(3000, 1, [0; 3]);
         now.servers[0].answer = Err("cannot reach a: refused".into());
         let rows = compare(&Look::default(), &now);
         assert_eq!(rows.servers[0].state, ServerState::Silent("cannot reach a: refused".into()));

@@ -9,41 +9,27 @@ use crate::advice::argument;
 
 use super::rates::{ClientRow, ProcessRow, Rows, ServerRow, ServerState, TrafficRates};
 
-/// A column of the table of processes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Column {
-    Run,
-    Pid,
-    Program,
-    Resident,
-    Local,
-    Faults,
-    Hits,
-    Waiting,
-    In,
-    Out,
-    P50,
-    P99,
-    P999,
+rampool_wire::listed! {
+    /// A column of the table of processes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Column {
+        Run,
+        Pid,
+        Program,
+        Resident,
+        Local,
+        Faults,
+        Hits,
+        Waiting,
+        In,
+        Out,
+        P50,
+        P99,
+        P999,
+    }
 }
 
 impl Column {
-    pub const ALL: [Self; 13] = [
-        Self::Run,
-        Self::Pid,
-        Self::Program,
-        Self::Resident,
-        Self::Local,
-        Self::Faults,
-        Self::Hits,
-        Self::Waiting,
-        Self::In,
-        Self::Out,
-        Self::P50,
-        Self::P99,
-        Self::P999,
-    ];
-
     pub fn title(self) -> &'static str {
         match self {
             Self::Run => "RUN",

@@ -29,122 +29,38 @@ const PIECE_TOKEN: u64 = 1 << 60;
 /// What the parent calls a clone that is for the child.
 const CLONE: u32 = 1 << 20;
 
-/// What went on, so that a test can tell that a run was worth it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Tally {
-    pub stored: u64,
-    pub fetched: u64,
-    pub updated: u64,
-    pub read: u64,
-    pub made: u64,
-    pub full: u64,
-    pub corrupt: u64,
-    pub failed: u64,
-    pub cuts: u64,
-    pub reconnects: u64,
-    pub resent: u64,
-    pub lost_deadline: u64,
-    pub lost_connection: u64,
-    pub lost_given_up: u64,
-    pub lost_breach: u64,
-    pub late: u64,
-    pub lies: u64,
-    pub draining: u64,
-    pub heartbeats: u64,
-    pub moved: u64,
-    pub dropped: u64,
-    pub spared: u64,
-    pub absent: u64,
-    pub caught_up: u64,
-    pub pieces: u64,
-    pub forks: u64,
-    pub children: u64,
-    pub taken: u64,
-    pub not_taken: u64,
-    pub may_be_taken: u64,
-    /// Others took a server's place as it was away, or drained; it was left; what was left there was dropped;
-    /// one came in addition; one was told of anew, and was back; a read that had gone elsewhere was answered
-    /// first where it came from.
-    pub turns: [u64; 8],
+macro_rules! tally {
+    ($($name:ident)*) => {
+        /// What went on, so that a test can tell that a run was worth it.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        pub struct Tally {
+            $(pub $name: u64,)*
+            /// Others took a server's place as it was away, or drained; it was left; what was left there was
+            /// dropped; one came in addition; one was told of anew, and was back; a read that had gone
+            /// elsewhere was answered first where it came from.
+            pub turns: [u64; 8],
+        }
+
+        impl Tally {
+            /// All of them.
+            pub fn counts_mut(&mut self) -> impl Iterator<Item = &mut u64> {
+                [$(&mut self.$name),*].into_iter().chain(&mut self.turns)
+            }
+        }
+    };
+}
+
+tally! {
+    stored fetched updated read made full corrupt failed cuts reconnects resent lost_deadline
+    lost_connection lost_given_up lost_breach late lies draining heartbeats moved dropped spared absent
+    caught_up pieces forks children taken not_taken may_be_taken
 }
 
 impl Tally {
     /// Adds another run's.
     pub fn add(&mut self, other: &Self) {
-        for (mine, theirs) in self.counts_mut().into_iter().zip(other.clone().counts_mut()) {
-            *mine += *theirs;
-        }
-    }
-
-    /// All of them.
-    pub fn counts_mut(&mut self) -> Vec<&mut u64> {
-        let Self {
-            stored,
-            fetched,
-            updated,
-            read,
-            made,
-            full,
-            corrupt,
-            failed,
-            cuts,
-            reconnects,
-            resent,
-            lost_deadline,
-            lost_connection,
-            lost_given_up,
-            lost_breach,
-            late,
-            lies,
-            draining,
-            heartbeats,
-            moved,
-            dropped,
-            spared,
-            absent,
-            caught_up,
-            pieces,
-            forks,
-            children,
-            taken,
-            not_taken,
-            may_be_taken,
-            turns,
-        } = self;
-        let mut all = vec![
-            stored,
-            fetched,
-            updated,
-            read,
-            made,
-            full,
-            corrupt,
-            failed,
-            cuts,
-            reconnects,
-            resent,
-            lost_deadline,
-            lost_connection,
-            lost_given_up,
-            lost_breach,
-            late,
-            lies,
-            draining,
-            heartbeats,
-            moved,
-            dropped,
-            spared,
-            absent,
-            caught_up,
-            pieces,
-            forks,
-            children,
-            taken,
-            not_taken,
-            may_be_taken,
-        ];
-        all.extend(turns);
-        all
+        let mut other = *other;
+        self.counts_mut().zip(other.counts_mut()).for_each(|(mine, theirs)| *mine += *theirs);
     }
 }
 

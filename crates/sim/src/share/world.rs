@@ -69,8 +69,8 @@ impl Happening {
     }
 }
 
+pub use report::Report;
 use report::add;
-pub use report::{Report, name};
 pub use setup::Setup;
 
 /// A running world.
@@ -406,7 +406,7 @@ impl World {
                 }
             }
         }
-        let count = self.report.messages.entry(name(&message.body)).or_default();
+        let count = self.report.messages.entry(message.name()).or_default();
         count.0 += 1;
         count.1 += bytes;
         if self.dead[to] {

@@ -255,13 +255,13 @@ fn sent(report: &Report, kinds: &[&str]) -> u64 {
     kinds.iter().filter_map(|kind| report.messages.get(kind)).map(|&(messages, _)| messages).sum()
 }
 
-const REQUESTS: &[&str] = &["get page", "get pages"];
+const REQUESTS: &[&str] = &["GetPage", "GetPages"];
 
 #[test]
 fn auto_sends_readers_what_they_would_ask_for() {
     let of = |protocol| report(quiet(protocol, strips(BarrierKind::KeepReadWrite)));
     let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
-    assert!(sent(&auto, &["push"]) > 0 && sent(&hlrc, &["push"]) == 0, "{:?}", auto.messages);
+    assert!(sent(&auto, &["Push"]) > 0 && sent(&hlrc, &["Push"]) == 0, "{:?}", auto.messages);
     assert!(
         sent(&auto, REQUESTS) * 3 < sent(&hlrc, REQUESTS) * 2,
         "{:?} against {:?}",
@@ -399,7 +399,7 @@ fn auto_sends_what_was_written_under_a_lock_only_when_somebody_asks_or_at_the_ba
         setup.lock_path = Some(LockPath::Forward);
         setup.tuning.hot_after = 255;
         let report = report(setup);
-        sent(&report, &["flush"])
+        sent(&report, &["Flush"])
     };
     for asked in [0, 7, 19] {
         assert_eq!(
@@ -421,7 +421,7 @@ fn every_other_page_comes_ahead_of_its_use() {
             setup.homes = Homes::At(Rank(0));
             let report = report(setup);
             assert!(
-                sent(&report, &["get page"]) < 10,
+                sent(&report, &["GetPage"]) < 10,
                 "{} by {stride}: {:?}",
                 protocol.name(),
                 report.messages

@@ -57,7 +57,7 @@ fn direct_operations_are_true_under_every_protocol() {
             let mut setup = generate(seed, protocol, &Shape { direct: 50, ..shape });
             setup.evict = [0, 0, 100][usize::try_from(seed % 3).unwrap()];
             match run(setup) {
-                Ok(report) => asked += report.messages.get("direct").map_or(0, |&(count, _)| count),
+                Ok(report) => asked += report.messages.get("Direct").map_or(0, |&(count, _)| count),
                 Err(failure) => panic!("{} seed {seed}: {failure:?}", protocol.name()),
             }
         }

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use rampool_kernel::maps::Pagemap;
 use rampool_kernel::memory::{Advice, Mapping, advise, dont_fork};
 use rampool_kernel::uffd::{Features, Reply, Scope, Uffd};
-use rampool_wire::units::OS_PAGE_BYTES;
+use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
 
 use crate::bench::workload::{permutation, word};
 
@@ -21,8 +21,22 @@ const SPREAD: usize = 4;
 /// The kernel may hold a page for a moment.
 const TRIES: u32 = 1000;
 
+/// What the kernel alone takes for pages of a program.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[arg(long)]
+    pages: u64,
+    #[arg(long)]
+    local: ByteLen,
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    println!("{}", seconds(args.pages, args.local.0)?);
+    Ok(0)
+}
+
 /// Seconds for `pages` pages in and as many out, while `local_bytes` are resident.
-pub fn seconds(pages: u64, local_bytes: u64) -> Result<f64> {
+fn seconds(pages: u64, local_bytes: u64) -> Result<f64> {
     let resident = usize::try_from(local_bytes)? / OS_PAGE_BYTES / FRAMES * FRAMES;
     if resident == 0 {
         bail!("less than {FRAMES} pages of local memory");

@@ -5,31 +5,13 @@ use std::collections::HashMap;
 
 use anyhow::{Result, bail};
 
-use crate::bench::Common;
-use crate::bench::trial::Program;
 use crate::bench::workload::word;
-
-pub const NAME: &str = "HashMap in Rust, 160 MiB";
-/// 41 bytes each in a table for 2^22, which is filled to seven eighths.
-const ENTRIES: u64 = 3_500_000;
 
 /// The program that is measured.
 #[derive(clap::Args, Debug)]
 pub struct Fill {
     #[arg(long)]
     entries: u64,
-}
-
-pub fn program(common: &Common) -> Result<Program> {
-    let entries = common.pick(ENTRIES, 100_000).to_string();
-    let argv = vec![
-        std::env::current_exe()?.into(),
-        "bench".into(),
-        "fill-map".into(),
-        "--entries".into(),
-        entries.into(),
-    ];
-    Ok(Program { name: NAME, argv })
 }
 
 pub fn fill(args: &Fill) -> Result<i32> {

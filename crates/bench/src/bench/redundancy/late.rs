@@ -9,7 +9,6 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde_json::json;
 
 use super::super::Common;
 use super::super::report::{Reach, Report};
@@ -40,8 +39,7 @@ pub fn measure(common: &Common, report: &mut Report) -> Result<()> {
     }
     for (at, (of, reach)) in [("p99", Some(Reach::AtMost(2.0))), ("mean", None)].into_iter().enumerate() {
         for (what, samples) in [("all prompt", &prompt), ("one of three servers 50 ms late", &late)] {
-            let parameters = json!({ "what": what, "of": of });
-            report.series(&format!("a read, {of}, {what}"), "us", parameters, &samples[at]);
+            report.samples(&format!("a read, {of}, {what}"), "us", &samples[at]);
         }
         let name = format!("a read, {of}: one of three servers 50 ms late / all prompt");
         report.ratio(&name, &late[at], &prompt[at], reach);

@@ -12,7 +12,6 @@ use rampool_net::key::Key;
 use rampool_wire::session::Encryption;
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
 
 use super::super::Common;
 use super::super::link::{Link, Rate};
@@ -84,7 +83,7 @@ impl Stalls {
     fn report(&self, report: &mut Report) {
         let mut longest = |what: &str, samples: &[f64], reach: Option<f64>| {
             let name = format!("a reader's longest stall, {what}");
-            report.series(&name, "ms", json!({ "what": what }), samples);
+            report.samples(&name, "ms", samples);
             if let Some(most) = reach {
                 report.figure(&format!("{name}, ms"), samples, Some(Reach::AtMost(most)));
             }
@@ -96,7 +95,7 @@ impl Stalls {
         longest("one of three servers is drained", &self.drained_ms, Some(50.0));
         for (what, samples) in [("none", &self.healthy_p50), ("one", &self.degraded_p50)] {
             let name = format!("a read, p50, {what} of three servers lost");
-            report.series(&name, "us", json!({ "what": what }), samples);
+            report.samples(&name, "us", samples);
         }
         let most = Some(Reach::AtMost(1.1));
         report.ratio(
@@ -126,7 +125,7 @@ impl Refills {
             ("a read, p99, before", "us", &self.before_p99),
             ("a read, p99, while it is refilled", "us", &self.refilling_p99),
         ] {
-            report.series(&format!("{link}: {what}"), unit, json!({ "link": link, "what": what }), samples);
+            report.samples(&format!("{link}: {what}"), unit, samples);
         }
         let name = format!("{link}: bytes a second: refill / plain stores");
         report.ratio(&name, &self.refill_mb, &self.link_mb, Some(Reach::AtLeast(0.8)));

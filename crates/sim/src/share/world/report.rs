@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rampool_sharing::{Body, OpError, Rank, Stats, ThreadId};
+use rampool_sharing::{OpError, Rank, Stats, ThreadId};
 
 use crate::share::network::Counts;
 
@@ -35,53 +35,6 @@ impl Report {
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.messages.values().map(|&(_, bytes)| bytes).sum()
-    }
-}
-
-/// The message's kind.
-#[must_use]
-pub fn name(body: &Body) -> &'static str {
-    match body {
-        Body::ScRequest { .. } => "sc request",
-        Body::ScForward { .. } => "sc forward",
-        Body::ScData { .. } => "sc data",
-        Body::ScInvalidate { .. } => "sc invalidate",
-        Body::ScAck { .. } => "sc ack",
-        Body::ScDone { .. } => "sc done",
-        Body::ScMove { .. } => "sc move",
-        Body::GetPage { .. } => "get page",
-        Body::Page { .. } => "page",
-        Body::GetPages { .. } => "get pages",
-        Body::Pages { .. } => "pages",
-        Body::Push { .. } => "push",
-        Body::DiffRequest { .. } => "diff request",
-        Body::Diffs { .. } => "diffs",
-        Body::Flush { .. } => "flush",
-        Body::FlushAck { .. } => "flush ack",
-        Body::Update { .. } => "update",
-        Body::Log { .. } => "log",
-        Body::Direct { .. } => "direct",
-        Body::DirectDone { .. } => "direct done",
-        Body::LockRequest { .. } => "lock request",
-        Body::LockForward { .. } => "lock forward",
-        Body::LockGrant { .. } => "lock grant",
-        Body::LockBusy { .. } => "lock busy",
-        Body::LockRelease { .. } => "lock release",
-        Body::LockReleaseAck { .. } => "lock release ack",
-        Body::LockHeld { .. } => "lock held",
-        Body::LockReturn { .. } => "lock return",
-        Body::CondWait { .. } => "cond wait",
-        Body::CondQueued { .. } => "cond queued",
-        Body::CondSignal { .. } => "cond signal",
-        Body::CondWake { .. } => "cond wake",
-        Body::BarrierArrive { .. } => "barrier arrive",
-        Body::BarrierFlush { .. } => "barrier flush",
-        Body::BarrierFlushed { .. } => "barrier flushed",
-        Body::BarrierDepart { .. } => "barrier depart",
-        Body::ManagerMove { .. } => "manager move",
-        Body::HomePull { .. } => "home pull",
-        Body::HomeMove { .. } => "home move",
-        Body::Abort { .. } => "abort",
     }
 }
 
