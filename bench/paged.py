@@ -438,10 +438,12 @@ def touched(memory, local, content, touches, way=None, options=(), world=None, s
 
 @contextlib.contextmanager
 def others(busy):
-    """A thread on each CPU that never waits, if `busy`."""
+    """A process for each CPU that never waits, if `busy`. Each has a session of its own: the kernel shares the
+    time of a CPU among sessions."""
     count = len(os.sched_getaffinity(0)) if busy else 0
     loop = ["sh", "-c", "while :; do :; done"]
-    running = [subprocess.Popen(loop, preexec_fn=procs.end_with_parent) for _ in range(count)]
+    start = {"preexec_fn": procs.end_with_parent, "start_new_session": True}
+    running = [subprocess.Popen(loop, **start) for _ in range(count)]
     procs.OUTLIVE.update(process.pid for process in running)
     try:
         yield
@@ -460,7 +462,7 @@ def miss(options, report):
         "busy, every second one a write; not pinned; a miss is a touch divided by the share of memory that "
         "is not local"
     )
-    report.note("busy: each CPU has a thread of another process that never waits")
+    report.note("busy: each CPU has another process, of a session of its own, that never waits")
     # What a miss may take of kernel swap's time.
     ways = {"private store": 0.9, "Unix socket": 1.1, "TCP": 1.4, "kernel swap": None}
     with contextlib.ExitStack() as held:
