@@ -3,7 +3,8 @@
 //! ```text
 //!   threads --load/store--> MMU (mapped frames, write protection) --fault--> Cache --outputs--> kernel,
 //!                              ^------------------- install, unprotect, move out -------------- batches,
-//!                                                                                               fetches, servers
+//!                                                                                               fetches,
+//!                                                                                               servers
 //! ```
 //!
 //! Oracles: every load sees the last value stored (golden memory); no write is lost when messages are

@@ -42,7 +42,7 @@
 //!   full-has-a-reason            a store fails for lack of room only where a server had none, or was away
 //!   spares-are-used              a server without a connection is soon done without, if others fill in
 //!   kept-is-had                  what was acknowledged has a holder, as long as none of the two was lost
-//!   loses-pages-only             a lost server costs no more than what others have missed, if these are there
+//!   loses-pages-only             a lost server costs no more than what others have missed, if they are up
 //!   freed-is-freed               no server has a region that neither client knows
 //!   fetched-is-stored            ... by this client, or its parent before the fork; by nobody else since
 //!   spare-is-spare               a server is given up early only if others have its pages, or know better
