@@ -243,7 +243,9 @@ fn as_json(recording: &Recording, machine: Machine, rows: &[Row]) -> serde_json:
             let waits: serde_json::Map<_, _> = Category::ALL
                 .into_iter()
                 .map(|category| {
-                    (category.name().to_owned(), share(&row.replayed, |rank| rank.waits_us.get(&category).copied().unwrap_or(0.0)).into())
+                    let waits =
+                        |rank: &replay::RankTime| rank.waits_us.get(&category).copied().unwrap_or(0.0);
+                    (category.name().to_owned(), share(&row.replayed, waits).into())
                 })
                 .collect();
             let (phases, unpaid) = unpaid(&row.replayed);
@@ -255,14 +257,17 @@ fn as_json(recording: &Recording, machine: Machine, rows: &[Row]) -> serde_json:
                 .collect();
             json!({
                 "phases": phases, "phases_that_do_not_pay": unpaid,
-                "network": row.network, "replayed_ms": elapsed / 1e3, "additive_ms": row.additive_us.map(|us| us / 1e3),
+                "network": row.network, "replayed_ms": elapsed / 1e3,
+                "additive_ms": row.additive_us.map(|us| us / 1e3),
                 "speed_up": row.speed_up,
                 "computing_percent": share(&row.replayed, |rank| rank.computing_us), "waits_percent": waits,
             })
         })
         .collect();
     json!({
-        "ranks": recording.ranks.len(), "recorded_ms": recording.elapsed_us() / 1e3, "computing_of_all_ranks_ms": recording.computed_us() / 1e3,
-        "slower": machine.slower, "software_slower": machine.software_slower, "updates_by_hardware": machine.updates_by_hardware, "predictions": rows,
+        "ranks": recording.ranks.len(), "recorded_ms": recording.elapsed_us() / 1e3,
+        "computing_of_all_ranks_ms": recording.computed_us() / 1e3,
+        "slower": machine.slower, "software_slower": machine.software_slower,
+        "updates_by_hardware": machine.updates_by_hardware, "predictions": rows,
     })
 }

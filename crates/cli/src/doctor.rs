@@ -110,11 +110,13 @@ fn show(found: &Capabilities) {
 fn same_host() {
     match probe_rings() {
         Ok(bytes) => println!(
-            "same host          shared memory, {} KiB each way, to servers named unix:PATH ({SAME_HOST_VARIABLE}, or the option same-host: auto, rings, socket)",
+            "same host          shared memory, {} KiB each way, to servers named unix:PATH \
+             ({SAME_HOST_VARIABLE}, or the option same-host: auto, rings, socket)",
             bytes >> 10
         ),
         Err(error) => println!(
-            "same host          no shared memory ({error}): servers named unix:PATH are reached through their socket"
+            "same host          no shared memory ({error}): servers named unix:PATH are reached through \
+             their socket"
         ),
     }
 }
@@ -130,7 +132,8 @@ fn zero_copy() {
         None => "pinning costs more than a copy at every length".to_owned(),
     };
     println!(
-        "zero copy          io_uring; {from} (RAMPOOL_ZERO_COPY, or the option zero-copy, sets another length)"
+        "zero copy          io_uring; {from} (RAMPOOL_ZERO_COPY, or the option zero-copy, sets another \
+         length)"
     );
     for cost in costs {
         let micros = |ns: u64| ns as f64 / 1000.0;
@@ -150,7 +153,8 @@ fn fabrics() {
     match probe_ucx() {
         Ok((version, transports)) => {
             println!(
-                "UCX                {version}, to servers named ucx:HOST:PORT (UCX_TLS and UCX_NET_DEVICES choose among its transports)"
+                "UCX                {version}, to servers named ucx:HOST:PORT (UCX_TLS and UCX_NET_DEVICES \
+                 choose among its transports)"
             );
             println!(
                 "  transports       {}",
@@ -201,10 +205,12 @@ fn fix(found: &Capabilities) {
         "  sysctl -w vm.unprivileged_userfaultfd=1          (every user; put it in /etc/sysctl.d/ to keep it)"
     );
     println!(
-        "  chgrp GROUP /dev/userfaultfd && chmod g+rw /dev/userfaultfd   (members of a group; Linux 6.1 and later)"
+        "  chgrp GROUP /dev/userfaultfd && chmod g+rw /dev/userfaultfd   (members of a group; Linux 6.1 and \
+         later)"
     );
     println!(
-        "  setpriv --reuid USER --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace rampool run ...   (this adds fork events)"
+        "  setpriv --reuid USER --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace rampool run \
+         ...   (this adds fork events)"
     );
     if found.user_mode.is_err() {
         println!(

@@ -87,7 +87,8 @@ fn tell(program: &Program, sizes: &[usize], shared: &Shared, report: Report) -> 
         sequential / parallel
     );
     let line = json!({
-        "program": name, "sizes": sizes, "protocol": protocol, "ranks": ranks, "parallel_s": parallel, "sequential_s": sequential,
+        "program": name, "sizes": sizes, "protocol": protocol, "ranks": ranks,
+        "parallel_s": parallel, "sequential_s": sequential,
         "sequential_cpu_s": report.sequential.cpu.as_secs_f64(),
     });
     format!("{line}\n")

@@ -42,11 +42,13 @@ use verdict::{End, verdict};
 #[command(after_help = EXIT_CODES)]
 pub struct Args {
     /// Number of processes, 1 to 4096
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(short = 'n', long = "ranks", value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: u16,
 
     /// Default consistency protocol: sc, lrc, hlrc, aurc, ibec or auto [default: auto]
-    #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"])]
+    #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME",
+        value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"])]
     protocol: Option<String>,
 
     /// Unit in which shared memory is kept consistent, of memory that names none: 4K to 64K, a power of two

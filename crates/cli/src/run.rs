@@ -54,7 +54,8 @@ pub struct Args {
 
     /// Print a summary at the end on standard error, or write it to FILE (every counter, as JSON, if its name
     /// ends in .json)
-    #[arg(long, env = "RAMPOOL_STATS", value_name = "FILE", num_args = 0..=1, default_missing_value = "-", require_equals = true)]
+    #[arg(long, env = "RAMPOOL_STATS", value_name = "FILE", num_args = 0..=1, default_missing_value = "-",
+        require_equals = true)]
     stats: Option<PathBuf>,
 
     /// Show a live status line on standard error

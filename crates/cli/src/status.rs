@@ -241,7 +241,8 @@ mod tests {
     fn a_table_has_a_line_for_every_server_and_says_why_one_is_silent() {
         let mut up = ServerStatus::default();
         (up.memory_bytes, up.lent_bytes, up.free_bytes) = (8 << 30, 2 << 30, 6 << 30);
-        let queue = r#"{"name": "jobs", "messages": 7, "held": 2, "bytes": 1048576, "waiting_receivers": 1, "pushed": 9}"#;
+        let queue = r#"{"name": "jobs", "messages": 7, "held": 2, "bytes": 1048576,
+                        "waiting_receivers": 1, "pushed": 9}"#;
         up.leases = serde_json::from_str(&format!(r#"[{{"lease": 3, "queues": [{queue}]}}]"#)).unwrap();
         let silent = query_status(
             &"127.0.0.1:1".parse().unwrap(),

@@ -1800,7 +1800,8 @@ fn a_run_that_fails_on_other_machines_is_told_in_one_message_too() {
 /// caller's environment. The machine `refuses` denies access.
 fn stand_in_for_ssh(dir: &std::path::Path) -> String {
     let (written, ssh) = (dir.join("ssh.sh"), dir.join("ssh"));
-    let script = "#!/bin/sh\n[ $# = 2 ] || exit 99\n[ \"$1\" = refuses ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n\
+    let script = "#!/bin/sh\n[ $# = 2 ] || exit 99\n\
+                  [ \"$1\" = refuses ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n\
                   cd / && exec env -i PATH=/usr/bin:/bin sh -c \"$2\"\n";
     std::fs::write(&written, script).unwrap();
     rampool_testing::copy_program(&written, &ssh);

@@ -75,7 +75,12 @@ macro_rules! counters {
 
         impl Default for StatsSnapshot {
             fn default() -> Self {
-                Self { $($name: 0,)* fault_latency: [0; LATENCY_BUCKETS], server_latency: [[0; LATENCY_BUCKETS]; SERVERS_TOLD], avoidable_ns: [0; BUCKETS] }
+                Self {
+                    $($name: 0,)*
+                    fault_latency: [0; LATENCY_BUCKETS],
+                    server_latency: [[0; LATENCY_BUCKETS]; SERVERS_TOLD],
+                    avoidable_ns: [0; BUCKETS],
+                }
             }
         }
 
@@ -94,10 +99,11 @@ macro_rules! counters {
         impl StatsPage {
             #[must_use]
             pub fn snapshot(&self) -> StatsSnapshot {
+                let times = |of: &[AtomicU64; LATENCY_BUCKETS]| of.each_ref().map(|time| time.load(Relaxed));
                 StatsSnapshot {
                     $($name: self.$name.load(Relaxed),)*
-                    fault_latency: std::array::from_fn(|b| self.fault_latency[b].load(Relaxed)),
-                    server_latency: std::array::from_fn(|server| std::array::from_fn(|b| self.server_latency[server][b].load(Relaxed))),
+                    fault_latency: times(&self.fault_latency),
+                    server_latency: self.server_latency.each_ref().map(times),
                     avoidable_ns: std::array::from_fn(|b| self.avoidable_ns[b].load(Relaxed)),
                 }
             }
@@ -111,7 +117,9 @@ macro_rules! counters {
                 for (mine, theirs) in self.server_latency.iter_mut().zip(&other.server_latency) {
                     add_times(mine, theirs);
                 }
-                self.avoidable_ns.iter_mut().zip(&other.avoidable_ns).for_each(|(mine, theirs)| *mine += theirs);
+                for (mine, theirs) in self.avoidable_ns.iter_mut().zip(&other.avoidable_ns) {
+                    *mine += theirs;
+                }
             }
 
             fn fill(&mut self, words: &mut impl Iterator<Item = u64>) {

@@ -5,10 +5,10 @@
 //! a [`Store`] is its own alone, and with its lease everything is gone.
 //!
 //! ```text
-//!   put    takes a slot, writes all buffers there in one operation, and then lets go of what the key had before
+//!   put    takes a slot, writes all buffers there in one operation, then lets go of what the key had
 //!   get    one operation
-//!   remove gives the slot back; the last of an extent frees the region, unless it is small and the only one of its
-//!          class that has room
+//!   remove gives the slot back; the last of an extent frees the region, unless it is small and the only one
+//!          of its class that has room
 //! ```
 //!
 //! **At once.** A put that fails leaves the key as it was. Nothing is cached: bytes that were never written

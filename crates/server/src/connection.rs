@@ -409,7 +409,8 @@ impl Connection {
         let lease = self.membership.as_ref().map(|membership| membership.lease.id.0);
         let member = self.membership.as_ref().map(|membership| membership.member.0);
         let generation = self.identity.map(|tenant| tenant.generation);
-        tracing::info!(tenant = %self.tenant_name(), generation, lease, member, peer = %self.link.peer(), "lease revoked");
+        let (tenant, peer) = (self.tenant_name(), self.link.peer());
+        tracing::info!(%tenant, generation, lease, member, %peer, "lease revoked");
     }
 
     pub(super) fn tenant_name(&self) -> String {

@@ -1,7 +1,7 @@
 //! The memory server: lends this machine's memory to clients.
 //!
 //! ```text
-//!   shard threads     each polls its connections, spins a little before it sleeps, and answers what came in batches
+//!   shard threads     each polls its connections, spins before it sleeps, and answers what came in batches
 //!   copy workers      a thread for each lease that copies to other servers, and one that starts them
 //!   block threads     serve exports to clients of NBD, where there are any
 //!   reaper thread     frees the memory of members that left or were given up, off the shards' time

@@ -6,7 +6,7 @@
 //!   relink    two ranks, and a connection that is cut again and again
 //!   tenants   a server's tenants, some of which mean no good: leases, accounts, and shares of time
 //!   rng       one u64 seed picks everything that happens
-//!   paging    a program with threads, a software MMU, the kernel's replies and the memory servers, around the page cache
+//!   paging    a program with threads, a software MMU, the kernel's replies and servers, around the cache
 //!   session   a client's sessions with memory servers, and everything that goes wrong between them
 //!   share     ranks with threads that share memory, a network, and golden memory that judges every load
 //! ```

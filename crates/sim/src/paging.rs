@@ -1,8 +1,10 @@
 //! The page cache in its simulated world.
 //!
 //! ```text
-//!   threads --load/store--> MMU (mapped frames, write protection) --fault--> Cache --outputs--> kernel, batches, fetches, servers
-//!                              ^------------------- install, unprotect, move out ---------------------------'
+//!   threads --load/store--> MMU (mapped frames, write protection) --fault--> Cache --outputs--> kernel,
+//!                              ^------------------- install, unprotect, move out -------------- batches,
+//!                                                                                               fetches,
+//!                                                                                               servers
 //! ```
 //!
 //! Oracles: every load sees the last value stored (golden memory); no write is lost when messages are

@@ -13,7 +13,7 @@
 //!   memory-returned              ... when no connection has its memory any more
 //!   ends-in-time                 nothing waits past its deadline
 //!   completes-after-faults       when the faults stop, everything ends
-//!   fetched-is-stored            a fetched page is what was last stored and acknowledged, or stored or discarded since
+//!   fetched-is-stored            a fetched page is what was last acknowledged, or stored or discarded since
 //!   acknowledged-is-kept         an acknowledged store lies at its server as long as that lives
 //!   update-once, region-once     an update takes effect once, a region is made once
 //!   updates-in-order,
@@ -39,13 +39,13 @@
 //!   acknowledged-is-kept         ... at every holder that is not lost
 //!   reads-find-a-holder          a thread does not wait for one holder while nothing is wrong with the other
 //!   stored-is-not-missed         what a server has acknowledged, it has not missed
-//!   full-has-a-reason            a store fails for lack of room only where a server had none, or none was there
+//!   full-has-a-reason            a store fails for lack of room only where a server had none, or was away
 //!   spares-are-used              a server without a connection is soon done without, if others fill in
 //!   kept-is-had                  what was acknowledged has a holder, as long as none of the two was lost
-//!   loses-pages-only             a server that is lost costs no more than what others have missed, if these are there
+//!   loses-pages-only             a lost server costs no more than what others have missed, if they are up
 //!   freed-is-freed               no server has a region that neither client knows
-//!   fetched-is-stored            ... by this client, or its parent before the fork; not by the other one since
-//!   spare-is-spare               a server is given up early only if another one has each of its pages, or knows better
+//!   fetched-is-stored            ... by this client, or its parent before the fork; by nobody else since
+//!   spare-is-spare               a server is given up early only if others have its pages, or know better
 //! ```
 
 mod plan;

@@ -4,7 +4,7 @@
 //! ```text
 //!   victim     one connection; asks for a page now and then
 //!   one, many  always have as much to do as they may: one connection, and several of unlike requests
-//!   erratic    idle for long, then a flood; loses its connections, leaves, comes again, tries others' tickets
+//!   erratic    idle for long, then a flood; loses its connections, comes again, tries others' tickets
 //!   crashing   takes a lease and goes away without a goodbye, again and again
 //!   late       comes when the others are there, and wants one lease
 //! ```

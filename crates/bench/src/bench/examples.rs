@@ -86,7 +86,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("examples", common.quick);
     report.note(format!("two servers over loopback TCP, nothing spins; {}", place.describe()));
     report.note(format!(
-        "column scan: {} rows of 4 KiB at the servers, one client; store, ledger and service: {CLIENTS} clients, the service with 64-byte heads and bodies of 1 MiB; halo: {}^4 cells, two \
+        "column scan: {} rows of 4 KiB at the servers, one client; store, ledger and service: {CLIENTS} \
+         clients, the service with 64-byte heads and bodies of 1 MiB; halo: {}^4 cells, two \
          workers, all faces",
         sizes.rows, sizes.side
     ));

@@ -230,7 +230,8 @@ const PAPERS_SOFTWARE: f64 = 30.0;
 fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
     let slower = PAPERS.map(|(program, times)| format!("{program} {times}")).join(", ");
     report.note(format!(
-        "papers: 2 and 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as many times as long ({slower}), the protocol's software \
+        "papers: 2 and 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as \
+         many times as long ({slower}), the protocol's software \
          {PAPERS_SOFTWARE} times; pages of 8 KiB, as the paper's"
     ));
     for (program, slower) in PAPERS {

@@ -110,7 +110,8 @@ impl Report {
             None => println!("  {name:<46} {}  ({spread})", short(middle)),
         }
         self.ratios.push(json!({
-            "name": name, "value": middle, "low": low, "high": high, "reach": reach.map(Reach::text), "met": reach.map(|r| r.met(middle)),
+            "name": name, "value": middle, "low": low, "high": high, "reach": reach.map(Reach::text),
+            "met": reach.map(|r| r.met(middle)),
         }));
         middle
     }
@@ -121,7 +122,8 @@ impl Report {
         println!("  load average at the end {load_after}");
         if let Some(file) = file {
             let all = json!({
-                "bench": self.name, "quick": self.quick, "machine": machine(), "load_before": self.load_before, "load_after": load_after,
+                "bench": self.name, "quick": self.quick, "machine": machine(),
+                "load_before": self.load_before, "load_after": load_after,
                 "series": self.series, "ratios": self.ratios, "notes": self.notes,
             });
             std::fs::write(file, format!("{all:#}\n"))

@@ -89,9 +89,14 @@ pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("shared", common.quick);
     let rounds = common.rounds(9, 2);
-    report.note("every process on this machine; messages over loopback TCP, or through shared memory where a figure says so; what is read is checked; ArgoDSM's figures are of an earlier measurement");
-    report
-        .note("but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and the raw other end on the last");
+    report.note(
+        "every process on this machine; messages over loopback TCP, or through shared memory where a \
+         figure says so; what is read is checked; ArgoDSM's figures are of an earlier measurement",
+    );
+    report.note(
+        "but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and \
+         the raw other end on the last",
+    );
     let wanted =
         |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part.as_str()));
     if wanted("page") {
@@ -164,7 +169,10 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         }
         raw_memory(report, &samples, "page", &format!("of 4 KiB, {name}"), "remote page")?;
     }
-    report.note("floor of a remote page: a thread that reads one event, asks the raw other end for 4 KiB and copies them in, page by page, and does nothing else");
+    report.note(
+        "floor of a remote page: a thread that reads one event, asks the raw other end for 4 KiB and \
+         copies them in, page by page, and does nothing else",
+    );
     Ok(())
 }
 
@@ -208,7 +216,10 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
 }
 
 fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
-    report.note("dirty pages: a word of each is written away from its home, by one rank or by each of four; the homes' copies are checked after the barrier; through shared memory");
+    report.note(
+        "dirty pages: a word of each is written away from its home, by one rank or by each of four; \
+         the homes' copies are checked after the barrier; through shared memory",
+    );
     for (count, argo) in ARGO_DIRTY_US {
         let arguments = vec![count.to_string(), common.pick(20, 3).to_string(), rounds.to_string()];
         let way = Way::SharedMemory;
@@ -372,7 +383,8 @@ fn time(report: &mut Report, common: &Common) -> Result<()> {
             for (category, of) in TimeReport::CATEGORIES {
                 let seconds = ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
                 let parameters = json!({
-                    "experiment": "time", "program": program.name, "protocol": protocol.name(), "category": category,
+                    "experiment": "time", "program": program.name, "protocol": protocol.name(),
+                    "category": category,
                     "messages": sent.0, "bytes": sent.1,
                 });
                 report.series(

@@ -194,7 +194,12 @@ impl Bench<'_> {
         let share = percent(f64::from(per_mille) / 1000.0);
         for (kernel, (ours, theirs)) in Kernel::ALL.into_iter().zip(&gb) {
             let name = kernel.name();
-            let parameters = |what: &str| json!({ "experiment": "share", "kernel": name, "what": what, "local_share": self.args.local_share, "link": self.link_name });
+            let parameters = |what: &str| {
+                json!({
+                    "experiment": "share", "kernel": name, "what": what,
+                    "local_share": self.args.local_share, "link": self.link_name,
+                })
+            };
             report.series(&format!("{name}, {share} local"), "GB/s", parameters("ours"), ours);
             report.series(&format!("{name}, local arrays"), "GB/s", parameters("local"), theirs);
             let reach = (kernel == Kernel::Triad && self.args.link.is_none() && per_mille == 500)
@@ -241,7 +246,10 @@ impl Bench<'_> {
                 } else {
                     format!("prefetch {}", ByteLen(prefetch.into()))
                 };
-                let parameters = json!({ "experiment": "pages", "page_bytes": page_bytes, "prefetch_bytes": prefetch, "link": self.link_name, "remote_share": median(&share) });
+                let parameters = json!({
+                    "experiment": "pages", "page_bytes": page_bytes, "prefetch_bytes": prefetch,
+                    "link": self.link_name, "remote_share": median(&share),
+                });
                 let name = format!("triad, {kib} KiB pages, {ahead} ({} remote)", percent(median(&share)));
                 let gb = report.series(&name, "GB/s", parameters, &gb);
                 // What stayed here did not come over the wire.

@@ -27,8 +27,10 @@ const COLOURS: [(&str, &str); TimeReport::CATEGORIES.len()] = [
     ("#999999", "#000000"),
 ];
 
-const STYLE: &str = "text{font:12px sans-serif}.title{font-weight:bold}.ground{fill:#fff}.ink{fill:#24292f}.line{stroke:#d0d7de}\
-                     @media(prefers-color-scheme:dark){.ground{fill:#0d1117}.ink{fill:#e6edf3}.line{stroke:#30363d}}";
+const STYLE: &str = "text{font:12px sans-serif}.title{font-weight:bold}\
+                     .ground{fill:#fff}.ink{fill:#24292f}.line{stroke:#d0d7de}\
+                     @media(prefers-color-scheme:dark)\
+                     {.ground{fill:#0d1117}.ink{fill:#e6edf3}.line{stroke:#30363d}}";
 
 /// The tallest bar, in pixels, like all lengths here.
 const TALLEST: f64 = 320.0;

@@ -49,7 +49,8 @@ fn warning(devices: &[&str], servers: &[u32]) -> Option<String> {
     let list: Vec<String> = servers.iter().map(u32::to_string).collect();
     (!devices.is_empty() && !servers.is_empty()).then(|| {
         format!(
-            "a memory server runs on this machine (process {}), and swap is on {}. If that server serves that swap, the machine can hang: \
+            "a memory server runs on this machine (process {}), and swap is on {}. If that server serves \
+             that swap, the machine can hang: \
              the server needs memory to take a page, and there is none. Serve swap from another machine.",
             list.join(", "),
             devices.join(", ")
@@ -63,7 +64,9 @@ mod tests {
 
     #[test]
     fn swap_on_network_devices_is_found() {
-        let swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/zram0 partition 1 0 100\n/dev/nbd3                               partition\t1048572\t\t0\t\t-2\n/swap/nbd file 1 0 -3\n";
+        let swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/zram0 partition 1 0 100\n\
+                     /dev/nbd3                               partition\t1048572\t\t0\t\t-2\n\
+                     /swap/nbd file 1 0 -3\n";
         assert_eq!(network_devices(swaps), ["/dev/nbd3"]);
         assert!(network_devices("").is_empty());
     }

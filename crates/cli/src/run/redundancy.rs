@@ -162,7 +162,8 @@ impl Redundancy {
         let full = pool.servers_without_room();
         for (name, wanted, free) in full.filter(|(name, ..)| !self.full.iter().any(|full| full == name)) {
             remark(&format!(
-                "rampool: server {name} is back and has no room for its share of this run: {wanted} are needed, {free} are \
+                "rampool: server {name} is back and has no room for its share of this run: {wanted} are \
+                 needed, {free} are \
                  free there. It is asked every second; free memory there, or restart it with more --memory"
             ));
         }

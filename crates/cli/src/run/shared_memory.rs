@@ -52,7 +52,8 @@ mod tests {
 
     fn mapping(flags: &str, name: &str, mib: u64) -> String {
         format!(
-            "7f00a000-7f00b000 {flags} 00000000 00:01 7                      {name}\nSize: 4 kB\nRss:  {} kB\n",
+            "7f00a000-7f00b000 {flags} 00000000 00:01 7                      {name}\nSize: 4 kB\n\
+             Rss:  {} kB\n",
             mib << 10
         )
     }

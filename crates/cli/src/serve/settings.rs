@@ -362,7 +362,8 @@ mod tests {
 
     #[test]
     fn arguments_come_before_the_file_and_the_file_before_defaults() {
-        let file = "memory = \"1.5G\"\nlisten = [\"127.0.0.1:1\", \"unix:/run/x\"]\nencryption = \"on\"\nstore = \"compressed\"\nspin-us = 7\n";
+        let file = "memory = \"1.5G\"\nlisten = [\"127.0.0.1:1\", \"unix:/run/x\"]\nencryption = \"on\"\n\
+                    store = \"compressed\"\nspin-us = 7\n";
         let settings = effective(file, &["--memory", "2G", "--spin-us", "9"]).unwrap();
         assert_eq!((settings.memory, settings.spin_us), (ByteLen(2 << 30), Some(9)));
         assert_eq!(
@@ -382,9 +383,13 @@ mod tests {
 
     #[test]
     fn every_argument_may_stand_in_the_file() {
-        let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\ntenants = \"t\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
-            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\ncopy-to = \"h:1\"\nucx-clients = \"trusted\"\n\
-            nbd = \"unix:/run/n\"\nexport = [\"swap=4G\", \"a b=512M\"]\nnbd-plain = true\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
+        let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\ntenants = \"t\"\n\
+                    encryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
+            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\n\
+            queue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\ncopy-to = \"h:1\"\n\
+            ucx-clients = \"trusted\"\n\
+            nbd = \"unix:/run/n\"\nexport = [\"swap=4G\", \"a b=512M\"]\nnbd-plain = true\nno-lock = true\n\
+            no-rings = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\ndisk = \"/d\"\n";
         let settings = effective(file, &[]).unwrap();
         assert_eq!((settings.allow_uid, settings.log_level.as_str()), (vec![1, 2], "debug"));

@@ -190,7 +190,9 @@ mod tests {
     #[test]
     fn a_tenant_has_its_own_entries_and_those_of_the_default() {
         let rules = rules(
-            "[default]\nconnections = 64\nmemory = \"1G\"\n\n[tenant.alice]\nmemory = \"8G\"\nweight = 4\nrate = \"100M\"\nreply-bytes = \"16M\"\nregions = 5\nqueues = 6\nrevoked = [1, 3]\n[tenant.bob]\nrevoked = \"all\"\n",
+            "[default]\nconnections = 64\nmemory = \"1G\"\n\n[tenant.alice]\nmemory = \"8G\"\nweight = 4\n\
+             rate = \"100M\"\nreply-bytes = \"16M\"\nregions = 5\nqueues = 6\nrevoked = [1, 3]\n\
+             [tenant.bob]\nrevoked = \"all\"\n",
         );
         let alice: TenantName = "alice".parse().unwrap();
         let expected = Quota {

@@ -222,7 +222,10 @@ fn a_run_that_ended_answers_at_once() {
     engine.handle(Event::Sync { thread: ThreadId(1), op: wait }, &mut memory, &mut out);
     for id in [ThreadId(0), ThreadId(1)] {
         let told = out.iter().any(|action| {
-            matches!(action, Action::Done { thread, result: OpResult::Failed(OpError::Stopped(Reason::PeerLost { peer: Rank(0), .. })) } if *thread == id)
+            let Action::Done { thread, result: OpResult::Failed(OpError::Stopped(why)) } = action else {
+                return false;
+            };
+            *thread == id && matches!(why, Reason::PeerLost { peer: Rank(0), .. })
         });
         assert!(told, "{id} is told");
     }

@@ -39,7 +39,8 @@ macro_rules! caught {
         $(
             #[test]
             fn $name() {
-                is_caught(ProtocolKind::$protocol, Rule::$rule, $runs, Shape::crowded(ProtocolKind::$protocol));
+                let protocol = ProtocolKind::$protocol;
+                is_caught(protocol, Rule::$rule, $runs, Shape::crowded(protocol));
             }
         )*
 

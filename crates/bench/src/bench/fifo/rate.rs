@@ -84,7 +84,8 @@ pub fn run(report: &mut Report, place: &Place<'_>, args: &Args) -> Result<()> {
     drop(redis);
     let senders = args.senders;
     report.note(format!(
-        "the rate: {senders} senders with {} messages unanswered each and one receiver that takes up to {BATCH} at a time, driven by one thread; rampool's receiver and that of \
+        "the rate: {senders} senders with {} messages unanswered each and one receiver that takes up to \
+         {BATCH} at a time, driven by one thread; rampool's receiver and that of \
          the stream acknowledge what they took with the next request, the list forgets it at once",
         args.depth
     ));

@@ -94,7 +94,10 @@ pub(super) fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
             client.go_on()?;
             client.expect_line("ok")?;
         }
-        let parameters = |what: &str| json!({ "experiment": "clients", "clients": count, "what": what, "link": bench.link_name });
+        let parameters = |what: &str| {
+            let link = &bench.link_name;
+            json!({ "experiment": "clients", "clients": count, "what": what, "link": link })
+        };
         report.series(&format!("triad, {count} clients, each"), "GB/s", parameters("each"), &each);
         report.series(
             &format!("triad, {count} clients, together"),
