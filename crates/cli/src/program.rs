@@ -3,9 +3,12 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use object::elf::{self, FileHeader64, ProgramHeader64};
+use object::read::elf::{Dyn as _, FileHeader as _, Note, ProgramHeader as _};
+use object::{LittleEndian, ReadCache, ReadRef as _, StringTable};
 use rustix::fs::{Access, access};
 
 /// Why a program cannot be started.
@@ -179,7 +182,7 @@ fn check_file(path: &Path, shown: &Path, depth: u32) -> Result<Kind, ProgramErro
             Err(ProgramError::Refused(text)) => Err(ProgramError::Refused(of_script(text))),
         };
     }
-    match linkage(&head) {
+    match linkage(&file) {
         Linkage::Dynamic(loader) if loader.contains("musl") => Err(ProgramError::Refused(format!(
             "{shown} is linked with musl ({loader}), the agent with the GNU C library: one process cannot \
              hold both. Use a build for the GNU C library"
@@ -235,143 +238,76 @@ enum Linkage {
     NoProgram,
 }
 
-/// Reads the program headers of a 64-bit little-endian ELF file from its first bytes.
-fn linkage(head: &[u8]) -> Linkage {
-    const INTERP: u64 = 3;
-    #[cfg(target_arch = "x86_64")]
-    const MACHINE: u64 = 62;
-    #[cfg(target_arch = "aarch64")]
-    const MACHINE: u64 = 183;
-    let number = |at: usize, bytes: usize| -> Option<u64> {
-        let slice = head.get(at..at.checked_add(bytes)?)?;
-        Some(slice.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
-    };
-    if head.get(..4) != Some(b"\x7fELF") {
+type Elf = FileHeader64<LittleEndian>;
+type Data<'a> = ReadCache<&'a File>;
+const ORDER: LittleEndian = LittleEndian;
+#[cfg(target_arch = "x86_64")]
+const MACHINE: u16 = elf::EM_X86_64;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: u16 = elf::EM_AARCH64;
+
+fn linkage(file: &File) -> Linkage {
+    let data = ReadCache::new(file);
+    if (&data).read_bytes_at(0, 4) != Ok(&elf::ELFMAG[..]) {
         return Linkage::NoProgram;
     }
-    if head.get(4..6) != Some(&[2, 1]) || number(18, 2) != Some(MACHINE) {
-        return Linkage::OtherMachine;
-    }
-    let size = |v: Option<u64>| v.and_then(|v| usize::try_from(v).ok());
-    let (Some(table), Some(entry), Some(count)) =
-        (size(number(32, 8)), size(number(54, 2)), size(number(56, 2)))
-    else {
-        return Linkage::NoProgram;
-    };
-    for index in 0..count {
-        let Some(at) = index.checked_mul(entry).and_then(|o| o.checked_add(table)) else {
-            return Linkage::NoProgram;
-        };
-        if number(at, 4) == Some(INTERP) {
-            let path = match (size(number(at + 8, 8)), size(number(at + 32, 8))) {
-                (Some(from), Some(bytes)) => {
-                    from.checked_add(bytes).and_then(|to| head.get(from..to)).unwrap_or_default()
-                }
-                _ => &[],
-            };
-            return Linkage::Dynamic(String::from_utf8_lossy(path).trim_end_matches('\0').to_owned());
+    let header = Elf::parse(&data).ok().filter(|header| header.e_machine(ORDER) == MACHINE);
+    let Some(header) = header else { return Linkage::OtherMachine };
+    let Ok(segments) = header.program_headers(ORDER, &data) else { return Linkage::NoProgram };
+    match segments.iter().find(|segment| segment.p_type(ORDER) == elf::PT_INTERP) {
+        Some(segment) => {
+            let loader = segment.interpreter(ORDER, &data).ok().flatten().unwrap_or_default();
+            Linkage::Dynamic(String::from_utf8_lossy(loader).into_owned())
         }
+        None => Linkage::Static,
     }
-    Linkage::Static
-}
-
-/// A part of a 64-bit little-endian ELF file.
-struct Segment {
-    kind: u64,
-    /// Where it is in the file, and in memory.
-    place: u64,
-    address: u64,
-    bytes: u64,
-}
-
-fn read_part(file: &File, at: u64, bytes: usize) -> Option<Vec<u8>> {
-    let mut buffer = vec![0; bytes];
-    let n = file.read_at(&mut buffer, at).ok()?;
-    buffer.truncate(n);
-    Some(buffer)
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
 /// `None` if the file is invalid, which the loader reports.
-fn segments(file: &File) -> Option<Vec<Segment>> {
-    let head = read_part(file, 0, 64)?;
-    let half = |at: usize| Some(usize::from(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?)));
-    let (table, entry, count) = (word(&head, 32)?, half(54)?, half(56)?);
-    let segment = |header: &[u8]| {
-        Some(Segment {
-            kind: word(header, 0)? & 0xffff_ffff,
-            place: word(header, 8)?,
-            address: word(header, 16)?,
-            bytes: word(header, 32)?,
-        })
-    };
-    const LONGEST_TABLE: usize = 64 << 10;
-    Some(
-        read_part(file, table, (entry * count).min(LONGEST_TABLE))?
-            .chunks_exact(entry.max(1))
-            .filter_map(segment)
-            .collect(),
-    )
+fn segments<'a>(data: &'a Data<'_>) -> Option<&'a [ProgramHeader64<LittleEndian>]> {
+    Elf::parse(data).ok()?.program_headers(ORDER, data).ok()
 }
 
 /// The libraries that the file names.
 fn needed(file: &File) -> Option<Vec<String>> {
-    const LOAD: u64 = 1;
-    const DYNAMIC: u64 = 2;
-    const NEEDED: u64 = 1;
-    const NAMES: u64 = 5;
-    /// A program's dynamic section and a library's name are far shorter.
-    const MOST_ENTRIES: usize = 4096;
-    const LONGEST_NAME: usize = 256;
-    let segments = segments(file)?;
-    let dynamic = segments.iter().find(|segment| segment.kind == DYNAMIC)?;
-    let dynamic =
-        read_part(file, dynamic.place, usize::try_from(dynamic.bytes).ok()?.min(16 * MOST_ENTRIES))?;
-    let entries: Vec<(u64, u64)> = dynamic
-        .chunks_exact(16)
-        .map_while(|pair| Some((word(pair, 0)?, word(pair, 8)?)))
-        .take_while(|(tag, _)| *tag != 0)
-        .collect();
-    let (_, names) = *entries.iter().find(|(tag, _)| *tag == NAMES)?;
-    let holds = |segment: &&Segment| {
-        segment.kind == LOAD
-            && names.checked_sub(segment.address).is_some_and(|offset| offset < segment.bytes)
+    let data = ReadCache::new(file);
+    let segments = segments(&data)?;
+    let entries = segments.iter().find_map(|segment| segment.dynamic(ORDER, &data).ok()?)?;
+    let value = |tag| entries.iter().find(|entry| entry.tag(ORDER) == tag).map(|entry| entry.val(ORDER));
+    let (names, bytes) = (value(elf::DT_STRTAB)?, value(elf::DT_STRSZ)?);
+    // The loader finds them by their address. A part of memory may be long, and is not read as a whole.
+    let holds = |segment: &&ProgramHeader64<LittleEndian>| {
+        let offset = names.checked_sub(segment.p_vaddr(ORDER));
+        segment.p_type(ORDER) == elf::PT_LOAD && offset.is_some_and(|offset| offset < segment.p_filesz(ORDER))
     };
     let segment = segments.iter().find(holds)?;
-    let names = segment.place.checked_add(names - segment.address)?;
-    let name = |offset: u64| {
-        let bytes = read_part(file, names.checked_add(offset)?, LONGEST_NAME)?;
-        Some(String::from_utf8_lossy(bytes.split(|b| *b == 0).next()?).into_owned())
-    };
-    Some(entries.iter().filter(|(tag, _)| *tag == NEEDED).filter_map(|(_, offset)| name(*offset)).collect())
+    let start = segment.p_offset(ORDER).checked_add(names - segment.p_vaddr(ORDER))?;
+    let names = StringTable::new(&data, start, start.checked_add(bytes)?);
+    let libraries = entries.iter().filter(|entry| entry.tag(ORDER) == elf::DT_NEEDED);
+    let name = |entry: &elf::Dyn64<LittleEndian>| entry.string(ORDER, names).ok();
+    Some(libraries.filter_map(name).map(|name| String::from_utf8_lossy(name).into_owned()).collect())
 }
 
-/// Whether a Go compiler made the program: it leaves a note of the build's identity (kind 4, named `Go`).
+/// Whether a Go compiler made the program: it leaves a note of the build's identity.
 fn is_of_go(file: &File) -> Option<bool> {
-    const NOTE: u64 = 4;
-    const LONGEST: u64 = 64 << 10;
-    let is_note = |part: &[u8]| part[..4] == [4, 0, 0, 0] && part[8..] == *b"\x04\0\0\0Go\0\0";
-    let mut notes = segments(file)?.into_iter().filter(|segment| segment.kind == NOTE);
-    Some(notes.any(|note| {
-        let bytes = usize::try_from(note.bytes.min(LONGEST)).unwrap_or(0);
-        read_part(file, note.place, bytes).is_some_and(|bytes| bytes.windows(16).step_by(4).any(is_note))
-    }))
+    let data = ReadCache::new(file);
+    let notes = segments(&data)?.iter().filter_map(|segment| segment.notes(ORDER, &data).ok()?);
+    let is_gos =
+        |note: Note<'_, Elf>| note.name() == elf::ELF_NOTE_GO && note.n_type(ORDER) == elf::NT_GO_BUILD_ID;
+    Some(notes.flatten().filter_map(Result::ok).any(is_gos))
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
 
     use super::*;
 
     #[test]
     fn a_dynamic_program_is_taken_and_its_loader_known() {
-        let head = std::fs::read("/bin/sh").unwrap();
-        let Linkage::Dynamic(loader) = linkage(&head[..4096]) else { panic!("/bin/sh is dynamic here") };
+        let sh = File::open("/bin/sh").unwrap();
+        let Linkage::Dynamic(loader) = linkage(&sh) else { panic!("/bin/sh is dynamic here") };
         assert!(loader.contains("ld"), "{loader}");
         assert!(check(OsStr::new("sh")).is_ok());
     }
@@ -492,20 +428,19 @@ mod tests {
         for (at, byte) in elf.iter().enumerate() {
             if at < 0x400 || at % 1024 == 0 {
                 file.write_at(&[byte ^ 0xff], at as u64).unwrap();
-                let _ = (needed(&file), is_of_go(&file));
+                let _ = (linkage(&file), needed(&file), is_of_go(&file));
                 file.write_at(&[*byte], at as u64).unwrap();
             }
         }
-        for cut in [0, 1, 60, 64, 100, 1000, 5000] {
-            file.set_len(cut).unwrap();
-            let _ = (needed(&file), is_of_go(&file));
-        }
-        for cut in [0, 3, 5, 20, 60, 64, 100, 500] {
-            let _ = linkage(&elf[..cut]);
-        }
         let mut wild = elf[..4096].to_vec();
         wild[32..40].fill(0xff);
-        wild[54..58].fill(0xff);
-        assert_eq!(linkage(&wild), Linkage::NoProgram);
+        wild[54..56].fill(0xff);
+        file.write_all_at(&wild, 0).unwrap();
+        assert_eq!(linkage(&file), Linkage::NoProgram);
+        file.write_all_at(&elf, 0).unwrap();
+        for cut in [5000, 1000, 500, 100, 64, 60, 20, 5, 3, 1, 0] {
+            file.set_len(cut).unwrap();
+            let _ = (linkage(&file), needed(&file), is_of_go(&file));
+        }
     }
 }

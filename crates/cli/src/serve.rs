@@ -36,7 +36,7 @@ const OWN_DESCRIPTORS: u64 = 64;
 /// second signal.
 pub fn run(args: Args) -> Result<i32> {
     let settings = args.effective()?;
-    let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
+    let defaults = ServerConfig::new(settings.memory().0, settings.listen[0].clone());
     // Before any thread starts, so that all of them inherit the blocked signals.
     let others: &[i32] = if settings.tenants.is_some() { &[libc::SIGHUP] } else { &[] };
     let signals = EndSignals::block_with(others).context("cannot block signals")?;
@@ -53,11 +53,11 @@ pub fn run(args: Args) -> Result<i32> {
     }
     let server = Server::start(configuration(&settings, key, defaults)?)?;
     if let Ok(there_is) = available::in_all()
-        && settings.memory.0 > there_is
+        && settings.memory().0 > there_is
         && settings.disk.is_none()
     {
         let there_is = ByteLen(there_is);
-        tracing::warn!(memory = %settings.memory, %there_is, "--memory is more than this machine, or its \
+        tracing::warn!(memory = %settings.memory(), %there_is, "--memory is more than this machine, or its \
             container, has: when clients use it all, the system will kill processes");
     }
     let metrics = settings
@@ -99,36 +99,32 @@ pub fn run(args: Args) -> Result<i32> {
             );
         }
     };
-    drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+    drain(server, &signals, signal, settings.drain_time())
 }
 
 /// The settings, as the server takes them; the rest are its defaults.
-fn configuration(
-    settings: &settings::Settings,
-    key: Option<Key>,
-    defaults: ServerConfig,
-) -> Result<ServerConfig> {
+fn configuration(settings: &Args, key: Option<Key>, defaults: ServerConfig) -> Result<ServerConfig> {
     let rules = settings.tenants.as_deref().map(tenants::load).transpose()?.unwrap_or_default();
     Ok(ServerConfig {
         listen: settings.listen.clone(),
         key,
-        encryption: settings.encryption,
-        store: settings.store,
+        encryption: settings.encryption.unwrap_or_default(),
+        store: settings.store(),
         shards: settings.shards.unwrap_or(defaults.shards),
         spin: settings.spin_us.map_or(defaults.spin, Duration::from_micros),
         grace: settings.grace_ms.map_or(defaults.grace, Duration::from_millis),
         heartbeat: settings.heartbeat_ms.map_or(defaults.heartbeat, Duration::from_millis),
         silence: settings.silence_ms.map_or(defaults.silence, Duration::from_millis),
         max_connections: settings.max_connections.unwrap_or(defaults.max_connections),
-        queues: settings.queues,
+        queues: settings.queue_limits(),
         lock_memory: !settings.no_lock,
         rings: !settings.no_rings,
         open_frames: open_frames(settings),
         disk: settings.disk.as_deref().map(unnamed_file).transpose()?,
         allow_uids: settings.allow_uid.clone(),
         copy_to: settings.copy_to.clone(),
-        ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
-        block: settings.block.clone(),
+        ucx_clients_are_trusted: settings.ucx_clients.is_some(),
+        block: settings.block(),
         tenants: rules,
         pressure: pressure_files(settings.open_frames || settings.disk.is_some()),
         ..defaults
@@ -136,18 +132,18 @@ fn configuration(
 }
 
 /// On standard output for scripts, which cannot know the port otherwise if it is 0, and in the log.
-fn say_where(server: &RunningServer, settings: &settings::Settings) {
+fn say_where(server: &RunningServer, settings: &Args) {
     for endpoint in server.endpoints() {
         println!("listening on {endpoint}");
-        let (memory, store, keyed) = (settings.memory, settings.store, settings.key_file.is_some());
+        let (memory, store, keyed) = (settings.memory(), settings.store(), settings.key_file.is_some());
         tracing::info!(%endpoint, %memory, ?store, keyed, "serving");
     }
     for endpoint in server.block_endpoints() {
         println!("nbd on {endpoint}");
-        for export in &settings.block.exports {
+        for export in settings.block().exports {
             tracing::info!(%endpoint, export = export.name, bytes = %ByteLen(export.bytes), "block device");
         }
-        if settings.block.plain {
+        if settings.nbd_plain {
             tracing::warn!(%endpoint, "NBD has no key: every client that reaches this address can read and \
                 write every export");
         }
@@ -181,7 +177,7 @@ fn unnamed_file(directory: &Path) -> Result<Arc<File>> {
 
 /// Whose clients read pages in place. A server with Unix sockets alone keeps its frames in a file for that,
 /// which has no huge pages: clients on other machines would be served more slowly.
-fn open_frames(settings: &settings::Settings) -> OpenFrames {
+fn open_frames(settings: &Args) -> OpenFrames {
     if settings.open_frames {
         OpenFrames::ForAll
     } else if settings.tenants.is_none() && settings.listen.iter().all(|at| matches!(at, Endpoint::Unix(_))) {

@@ -96,17 +96,104 @@ struct Cell<'a> {
     key: &'a Path,
 }
 
+/// How far predictions were from what was measured: of each cell, and of each run over loopback itself.
+#[derive(Default)]
+struct Errors {
+    replayed: Vec<f64>,
+    additive: Vec<f64>,
+    own: Vec<f64>,
+    /// Pairs of protocols whose order is clear in the measurement, and those that the replay has so.
+    pairs: usize,
+    right: usize,
+}
+
+impl Errors {
+    /// A program under all protocols: replayed, and measured.
+    fn rank(&mut self, found: &[(f64, f64)]) {
+        for (at, a) in found.iter().enumerate() {
+            for b in &found[at + 1..] {
+                if (a.1 / b.1).max(b.1 / a.1) > 1.1 {
+                    self.pairs += 1;
+                    self.right += usize::from((a.0 < b.0) == (a.1 < b.1));
+                }
+            }
+        }
+    }
+
+    fn report(&self, report: &mut Report, link: &str) {
+        let all = [
+            ("error of the replay", &self.replayed),
+            ("error of the replay of each run over loopback, which it was fitted to", &self.own),
+            ("error of the additive method", &self.additive),
+        ];
+        for (what, errors) in all {
+            report.samples(&format!("{link}: {what}"), "", errors);
+        }
+        let reach = Some(Reach::AtLeast(0.9));
+        for (method, errors, reach) in [("replay", &self.replayed, reach), ("additive", &self.additive, None)]
+        {
+            let within = errors.iter().filter(|error| **error <= 0.15).count() as f64 / errors.len() as f64;
+            report.ratio(&format!("{link}: share of cells within 15 %, {method}"), &[within], &[1.0], reach);
+        }
+        report.note(format!(
+            "{link}: of {} pairs of protocols that differ by more than 10 %, the replay has {} in the right \
+             order",
+            self.pairs, self.right
+        ));
+    }
+}
+
 fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<()> {
-    let link = Link::make(rate)?;
-    let key = KeyFile::make()?;
+    let (link, key) = (Link::make(rate)?, KeyFile::make()?);
+    let beyond = described(report, rate, &link)?;
+    let mut errors = Errors::default();
+    let is_wanted = |name: &str| match &args.only[..] {
+        [] => DEFAULT.contains(&name),
+        parts => parts.iter().any(|part| name.contains(part)),
+    };
+    for program in PROGRAMS.iter().filter(|program| is_wanted(program.name)) {
+        let mut found = Vec::new();
+        for protocol in program.protocols {
+            let (program, protocol) = (program.name, protocol.name());
+            let cell = Cell { program, protocol, quick: args.common.quick, key: &key.path };
+            let (mut replayed, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..args.common.rounds(3, 1) {
+                let recording = cell.record(dir)?;
+                let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
+                let again_us = replay(&recording, &recorded, Machine::SAME)?.elapsed_us();
+                errors.own.push((again_us / recording.elapsed_us() - 1.0).abs());
+                let network = recorded.over(&beyond);
+                replayed.push(replay(&recording, &network, Machine::SAME)?.elapsed_us() / 1e3);
+                added.push(additive(&recording, &network, Machine::SAME) / 1e3);
+                measured.push(cell.measure(&link, dir)? * 1e3);
+            }
+            for (what, samples) in [("replayed", &replayed), ("additive", &added), ("measured", &measured)] {
+                let parameters = json!({
+                    "experiment": "predict", "what": what, "link": rate.name(), "program": program,
+                    "protocol": protocol,
+                });
+                let name = format!("{}, {program}, {protocol}: {what}", rate.name());
+                report.series(&name, "ms", parameters, samples);
+            }
+            let (ours, theirs) = (median(&replayed), median(&measured));
+            errors.replayed.push((ours / theirs - 1.0).abs());
+            errors.additive.push((median(&added) / theirs - 1.0).abs());
+            found.push((ours, theirs));
+        }
+        errors.rank(&found);
+    }
+    ensure!(!errors.replayed.is_empty(), "no program has that name");
+    errors.report(report, rate.name());
+    Ok(())
+}
+
+/// A link, as its raw round trips show it.
+fn described(report: &mut Report, rate: Rate, link: &Link) -> Result<Network> {
     let (loopback, there) = (round_trips("127.0.0.1", None)?, round_trips(Link::HOST, Some(&link.there))?);
     let beyond = as_network(rate, (there[0] - loopback[0]).max(0.0) / 2.0);
     let rounded = |times: &[f64]| times.iter().map(|us| us.round()).collect::<Vec<_>>();
-    let modelled: Vec<f64> = SIZES
-        .into_iter()
-        .zip(&loopback)
-        .map(|(bytes, &here)| again_and_again_us(&beyond, bytes, here))
-        .collect();
+    let both = SIZES.into_iter().zip(&loopback);
+    let modelled: Vec<f64> = both.map(|(bytes, &here)| again_and_again_us(&beyond, bytes, here)).collect();
     report.note(format!(
         "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback; the link so \
          described has them take {:?} us",
@@ -115,82 +202,7 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
         rounded(&loopback),
         rounded(&modelled),
     ));
-    let mut errors = Vec::new();
-    let mut additive_errors = Vec::new();
-    let mut own_errors = Vec::new();
-    let mut ranking = (0, 0);
-    for program in &PROGRAMS {
-        let wanted = if args.only.is_empty() {
-            DEFAULT.contains(&program.name)
-        } else {
-            args.only.iter().any(|part| program.name.contains(part))
-        };
-        if !wanted {
-            continue;
-        }
-        let mut found: Vec<(f64, f64)> = Vec::new();
-        for protocol in program.protocols {
-            let cell = Cell {
-                program: program.name,
-                protocol: protocol.name(),
-                quick: args.common.quick,
-                key: &key.path,
-            };
-            let (mut predicted, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
-            for _ in 0..args.common.rounds(3, 1) {
-                let recording = cell.record(dir)?;
-                let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
-                own_errors.push(
-                    (replay(&recording, &recorded, Machine::SAME)?.elapsed_us() / recording.elapsed_us()
-                        - 1.0)
-                        .abs(),
-                );
-                let network = recorded.over(&beyond);
-                predicted.push(replay(&recording, &network, Machine::SAME)?.elapsed_us() / 1e3);
-                added.push(additive(&recording, &network, Machine::SAME) / 1e3);
-                measured.push(cell.measure(&link, dir)? * 1e3);
-            }
-            let name = format!("{}, {}, {}", rate.name(), cell.program, cell.protocol);
-            let parameters = |what: &str| json!({ "experiment": "predict", "what": what, "link": rate.name(), "program": cell.program, "protocol": cell.protocol });
-            let (p, m) = (median(&predicted), median(&measured));
-            report.series(&format!("{name}: replayed"), "ms", parameters("replayed"), &predicted);
-            report.series(&format!("{name}: additive"), "ms", parameters("additive"), &added);
-            report.series(&format!("{name}: measured"), "ms", parameters("measured"), &measured);
-            errors.push((p / m - 1.0).abs());
-            additive_errors.push((median(&added) / m - 1.0).abs());
-            found.push((p, m));
-        }
-        // Pairs of protocols whose order is clear in the measurement.
-        for (at, a) in found.iter().enumerate() {
-            for b in &found[at + 1..] {
-                if (a.1 / b.1).max(b.1 / a.1) > 1.1 {
-                    ranking.0 += 1;
-                    ranking.1 += usize::from((a.0 < b.0) == (a.1 < b.1));
-                }
-            }
-        }
-    }
-    ensure!(!errors.is_empty(), "no program has that name");
-    let cells = errors.len();
-    let within = |errors: &[f64]| errors.iter().filter(|&&error| error <= 0.15).count() as f64 / cells as f64;
-    report.samples(&format!("{}: error of the replay", rate.name()), "", &errors);
-    report.samples(
-        &format!("{}: error of the replay of each run over loopback, which it was fitted to", rate.name()),
-        "",
-        &own_errors,
-    );
-    report.samples(&format!("{}: error of the additive method", rate.name()), "", &additive_errors);
-    let name = format!("{}: share of cells within 15 %, replay", rate.name());
-    report.ratio(&name, &[within(&errors)], &[1.0], Some(Reach::AtLeast(0.9)));
-    let name = format!("{}: share of cells within 15 %, additive", rate.name());
-    report.ratio(&name, &[within(&additive_errors)], &[1.0], None);
-    let (pairs, right) = ranking;
-    report.note(format!(
-        "{}: of {pairs} pairs of protocols that differ by more than 10 %, the replay has {right} in the \
-         right order",
-        rate.name()
-    ));
-    Ok(())
+    Ok(beyond)
 }
 
 /// What is known of the link: TCP's packets with the headers that its token bucket counts.

@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-use super::settings::{LogFormat, Settings};
+use super::settings::{Args, LogFormat};
 
 /// Most lines that wait to be written.
 const MOST_WAITING: usize = 1024;
@@ -41,12 +41,13 @@ pub struct Log {
 
 impl Log {
     /// Starts the log on standard error.
-    pub fn start(settings: &Settings) -> Result<Self> {
-        let filter = tracing_subscriber::EnvFilter::try_new(&settings.log_level).with_context(|| {
-            format!("invalid log level {:?}: give error, warn, info, debug or trace", settings.log_level)
+    pub fn start(settings: &Args) -> Result<Self> {
+        let level = settings.log_level.as_deref().unwrap_or("info");
+        let filter = tracing_subscriber::EnvFilter::try_new(level).with_context(|| {
+            format!("invalid log level {level:?}: give error, warn, info, debug or trace")
         })?;
         let (queue, entries) = queue();
-        let form = settings.log;
+        let form = settings.log.unwrap_or(LogFormat::Text);
         let writer = move || write_all(&entries, form, &mut |text| say(text));
         std::thread::Builder::new()
             .name("rampool-log".into())

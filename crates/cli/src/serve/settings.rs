@@ -15,6 +15,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Lend this machine's memory to programs on other machines
 ///
@@ -26,161 +27,161 @@ pub struct Args {
     /// Settings file (TOML) with the names of these options
     #[arg(long, env = "RAMPOOL_SERVE_CONFIG", value_name = "FILE")]
     #[serde(skip)]
-    config: Option<PathBuf>,
+    pub config: Option<PathBuf>,
 
     /// Memory to lend, in bytes, such as 512M, 8G or 1.5T
     #[arg(long, env = "RAMPOOL_SERVE_MEMORY", value_name = "SIZE")]
     #[serde(deserialize_with = "from_text")]
-    memory: Option<ByteLen>,
+    pub memory: Option<ByteLen>,
 
     /// Address to listen on: HOST:PORT, unix:PATH or ucx:HOST:PORT; with port 0 the system chooses one.
     /// Repeat it, or separate by commas [default: 127.0.0.1:7117]
     #[arg(long, env = "RAMPOOL_SERVE_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     #[serde(deserialize_with = "from_texts")]
-    listen: Vec<Endpoint>,
+    pub listen: Vec<Endpoint>,
 
     /// Key file of the pool (see `rampool key`); required to listen on an address that other machines can
     /// reach
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
 
     /// File (TOML) with quotas of tenants and their revoked keys; SIGHUP makes the server read it again
     /// [default: none]
     #[arg(long, env = "RAMPOOL_SERVE_TENANTS", value_name = "FILE")]
-    tenants: Option<PathBuf>,
+    pub tenants: Option<PathBuf>,
 
     /// Encrypt connections: auto (those from other machines), on or off [default: auto]
     #[arg(long, env = "RAMPOOL_ENCRYPTION", value_name = "WHEN")]
     #[serde(deserialize_with = "from_text")]
-    encryption: Option<Encryption>,
+    pub encryption: Option<Encryption>,
 
     /// How to store pages: raw (fastest) or compressed (more pages than memory, if they compress) [default:
     /// raw]
     #[arg(long, env = "RAMPOOL_SERVE_STORE", value_name = "KIND")]
-    store: Option<Store>,
+    pub store: Option<Store>,
 
     /// Number of threads that serve [default: one per core]
     #[arg(long, env = "RAMPOOL_SERVE_SHARDS", value_name = "N")]
-    shards: Option<usize>,
+    pub shards: Option<usize>,
 
     /// Microseconds that an idle thread polls before it sleeps, as long as work mostly arrives within this
     /// time [default: 100; 0 on one core]
     #[arg(long, env = "RAMPOOL_SERVE_SPIN_US", value_name = "US")]
-    spin_us: Option<u64>,
+    pub spin_us: Option<u64>,
 
     /// Milliseconds that a client with a broken connection keeps its pages [default: 10000]
     #[arg(long, env = "RAMPOOL_SERVE_GRACE_MS", value_name = "MS")]
-    grace_ms: Option<u64>,
+    pub grace_ms: Option<u64>,
 
     /// Milliseconds between keepalive probes to a client's machine; after three without an answer the client
     /// is lost [default: 2000]
     #[arg(long, env = "RAMPOOL_SERVE_HEARTBEAT_MS", value_name = "MS")]
-    heartbeat_ms: Option<u64>,
+    pub heartbeat_ms: Option<u64>,
 
     /// Milliseconds that a client may stay silent while its machine answers: it may be stopped and go on
     /// later [default: 3600000]
     #[arg(long, env = "RAMPOOL_SERVE_SILENCE_MS", value_name = "MS")]
-    silence_ms: Option<u64>,
+    pub silence_ms: Option<u64>,
 
     /// Milliseconds that a stopping server waits for its clients to leave [default: 10000]
     #[arg(long, env = "RAMPOOL_SERVE_DRAIN_MS", value_name = "MS")]
-    drain_ms: Option<u64>,
+    pub drain_ms: Option<u64>,
 
     /// Most connections at a time [default: 1024]
     #[arg(long, env = "RAMPOOL_SERVE_MAX_CONNECTIONS", value_name = "N")]
-    max_connections: Option<usize>,
+    pub max_connections: Option<usize>,
 
     /// Most queues in a lease [default: 1024]
     #[arg(long, env = "RAMPOOL_SERVE_QUEUES", value_name = "N")]
-    queues: Option<usize>,
+    pub queues: Option<usize>,
 
     /// Most messages that a queue may be created for [default: 1048576]
     #[arg(long, env = "RAMPOOL_SERVE_QUEUE_MESSAGES", value_name = "N")]
-    queue_messages: Option<u64>,
+    pub queue_messages: Option<u64>,
 
     /// Most bytes of heads and bodies that a queue may be created for [default: 1T; the lease's memory limits
     /// them anyway]
     #[arg(long, env = "RAMPOOL_SERVE_QUEUE_BYTES", value_name = "SIZE")]
     #[serde(deserialize_with = "from_text")]
-    queue_bytes: Option<ByteLen>,
+    pub queue_bytes: Option<ByteLen>,
 
     /// User IDs, other than this one and root, that may use the Unix sockets. Repeat it, or separate by
     /// commas
     #[arg(long, env = "RAMPOOL_SERVE_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
-    allow_uid: Vec<u32>,
+    pub allow_uid: Vec<u32>,
 
     /// Servers that clients may let this one copy to, as the clients name them. Repeat it, or separate by
     /// commas [default: any HOST:PORT; without a key this machine's]
     #[arg(long, env = "RAMPOOL_SERVE_COPY_TO", value_name = "ADDR", value_delimiter = ',')]
     #[serde(deserialize_with = "from_texts")]
-    copy_to: Vec<Endpoint>,
+    pub copy_to: Vec<Endpoint>,
 
     /// Required to listen on ucx:HOST:PORT. The only WORD is `trusted`: you trust every client there, because
     /// a malformed UCX message from one can end the server for all
     #[arg(long, env = "RAMPOOL_SERVE_UCX_CLIENTS", value_name = "WORD")]
-    ucx_clients: Option<UcxClients>,
+    pub ucx_clients: Option<UcxClients>,
     /// Address to serve block devices over NBD: unix:PATH or HOST:PORT. Repeat it, or separate by commas
     #[arg(long, env = "RAMPOOL_SERVE_NBD", value_name = "ADDR", value_delimiter = ',')]
     #[serde(deserialize_with = "from_texts")]
-    nbd: Vec<Endpoint>,
+    pub nbd: Vec<Endpoint>,
 
     /// Name and size in bytes of a block device to serve over NBD (swap=4G); its memory is taken out of
     /// --memory at once. Repeat it, or separate by commas
     #[arg(long, env = "RAMPOOL_SERVE_EXPORT", value_name = "NAME=SIZE", value_delimiter = ',')]
     #[serde(deserialize_with = "from_texts")]
-    export: Vec<NamedSize>,
+    pub export: Vec<NamedSize>,
 
     /// Allow NBD on an address that other machines can reach, although it has no key and no encryption: every
     /// client there can read and write [default: refuse]
     #[arg(long, env = "RAMPOOL_SERVE_NBD_PLAIN")]
-    nbd_plain: bool,
+    pub nbd_plain: bool,
 
     /// Do not lock the lent memory: the system may swap it out [default: lock it]
     #[arg(long, env = "RAMPOOL_SERVE_NO_LOCK")]
-    no_lock: bool,
+    pub no_lock: bool,
 
     /// Serve clients on this machine only through their Unix socket, never through shared memory [default:
     /// shared memory if the client can]
     #[arg(long, env = "RAMPOOL_SERVE_NO_RINGS")]
-    no_rings: bool,
+    pub no_rings: bool,
 
     /// Address to serve Prometheus metrics on, as HOST:PORT [default: none]
     #[arg(long, env = "RAMPOOL_SERVE_METRICS", value_name = "ADDR")]
-    metrics: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
 
     /// Format of the log: text or json [default: text]
     #[arg(long, env = "RAMPOOL_SERVE_LOG", value_name = "FORM")]
-    log: Option<LogFormat>,
+    pub log: Option<LogFormat>,
 
     /// Least severe level to log: error, warn, info, debug or trace [default: info]
     #[arg(long, env = "RAMPOOL_SERVE_LOG_LEVEL", value_name = "LEVEL")]
-    log_level: Option<String>,
+    pub log_level: Option<String>,
 
     /// File to write the addresses to when the server is ready
     #[arg(long, env = "RAMPOOL_SERVE_READY_FILE", value_name = "FILE")]
-    ready_file: Option<PathBuf>,
+    pub ready_file: Option<PathBuf>,
 
     /// End at once when standard input closes: for a process that starts a server for itself
     #[arg(long, hide = true)]
     #[serde(skip)]
-    until_stdin_closes: bool,
+    pub until_stdin_closes: bool,
 
     /// Keep what is lent in a file on a disk, below this directory, instead of memory. The file has no name,
     /// and goes with the server [default: in memory]
     #[arg(long, env = "RAMPOOL_SERVE_DISK", value_name = "DIR")]
     #[serde(default)]
-    disk: Option<PathBuf>,
+    pub disk: Option<PathBuf>,
 
     /// Let clients read the memory of all leases themselves: for a process that starts a server for its own
     /// programs
     #[arg(long, hide = true)]
     #[serde(skip)]
-    open_frames: bool,
+    pub open_frames: bool,
 }
 
 /// An export's name and size: `swap=4G`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct NamedSize(Export);
+pub struct NamedSize(Export);
 
 impl FromStr for NamedSize {
     type Err = String;
@@ -213,41 +214,9 @@ pub enum LogFormat {
     Json,
 }
 
-/// The effective settings.
-#[derive(Debug)]
-pub struct Settings {
-    pub memory: ByteLen,
-    pub listen: Vec<Endpoint>,
-    pub key_file: Option<PathBuf>,
-    pub tenants: Option<PathBuf>,
-    pub encryption: Encryption,
-    pub store: StoreKind,
-    pub shards: Option<usize>,
-    pub spin_us: Option<u64>,
-    pub grace_ms: Option<u64>,
-    pub heartbeat_ms: Option<u64>,
-    pub silence_ms: Option<u64>,
-    pub drain_ms: u64,
-    pub max_connections: Option<usize>,
-    pub queues: QueueLimits,
-    pub allow_uid: Vec<u32>,
-    pub copy_to: Vec<Endpoint>,
-    pub ucx_clients_are_trusted: bool,
-    pub block: BlockConfig,
-    pub no_lock: bool,
-    pub no_rings: bool,
-    pub metrics: Option<SocketAddr>,
-    pub log: LogFormat,
-    pub log_level: String,
-    pub ready_file: Option<PathBuf>,
-    pub until_stdin_closes: bool,
-    pub open_frames: bool,
-    pub disk: Option<PathBuf>,
-}
-
 impl Args {
-    /// Reads the settings file, if there is one, and returns the effective settings.
-    pub fn effective(self) -> Result<Settings> {
+    /// The same, with what the settings file says where there is one and they do not.
+    pub fn effective(mut self) -> Result<Self> {
         let file = match &self.config {
             None => Args::default(),
             Some(path) => {
@@ -256,64 +225,56 @@ impl Args {
                 toml::from_str(&text).with_context(|| format!("invalid settings file {}", path.display()))?
             }
         };
-        let Some(memory) = self.memory.or(file.memory) else {
+        macro_rules! complete {
+            (one: $($one:ident)*; some: $($some:ident)*; flags: $($flag:ident)*) => {
+                $(self.$one = self.$one.or(file.$one);)*
+                $(if self.$some.is_empty() { self.$some = file.$some })*
+                $(self.$flag |= file.$flag;)*
+            };
+        }
+        complete! {
+            one: memory key_file tenants encryption store shards spin_us grace_ms heartbeat_ms silence_ms
+                drain_ms max_connections queues queue_messages queue_bytes ucx_clients metrics log log_level
+                ready_file disk;
+            some: listen allow_uid copy_to nbd export;
+            flags: nbd_plain no_lock no_rings
+        }
+        let Some(memory) = self.memory else {
             bail!("--memory is missing: give how much memory to lend, such as --memory 8G")
         };
-        let several =
-            |ours: Vec<Endpoint>, theirs: Vec<Endpoint>| if ours.is_empty() { theirs } else { ours };
-        let mut listen = several(self.listen, file.listen);
-        if listen.is_empty() {
-            listen.push(Endpoint::Tcp { host: "127.0.0.1".into(), port: DEFAULT_PORT });
+        self.memory = Some(super::parse_memory(memory)?);
+        if self.listen.is_empty() {
+            self.listen.push(Endpoint::Tcp { host: "127.0.0.1".into(), port: DEFAULT_PORT });
         }
-        let defaults = QueueLimits::default();
-        Ok(Settings {
-            memory: super::parse_memory(memory)?,
-            listen,
-            key_file: self.key_file.or(file.key_file),
-            tenants: self.tenants.or(file.tenants),
-            encryption: self.encryption.or(file.encryption).unwrap_or_default(),
-            store: match self.store.or(file.store) {
-                None | Some(Store::Raw) => StoreKind::Raw,
-                Some(Store::Compressed) => StoreKind::Compressed,
-            },
-            shards: self.shards.or(file.shards),
-            spin_us: self.spin_us.or(file.spin_us),
-            grace_ms: self.grace_ms.or(file.grace_ms),
-            heartbeat_ms: self.heartbeat_ms.or(file.heartbeat_ms),
-            silence_ms: self.silence_ms.or(file.silence_ms),
-            drain_ms: self.drain_ms.or(file.drain_ms).unwrap_or(10_000),
-            max_connections: self.max_connections.or(file.max_connections),
-            queues: QueueLimits {
-                queues: self.queues.or(file.queues).unwrap_or(defaults.queues),
-                bounds: QueueBounds {
-                    messages: self.queue_messages.or(file.queue_messages).unwrap_or(defaults.bounds.messages),
-                    bytes: self
-                        .queue_bytes
-                        .or(file.queue_bytes)
-                        .map_or(defaults.bounds.bytes, |bytes| bytes.0),
-                },
-            },
-            allow_uid: if self.allow_uid.is_empty() { file.allow_uid } else { self.allow_uid },
-            copy_to: several(self.copy_to, file.copy_to),
-            ucx_clients_are_trusted: self.ucx_clients.or(file.ucx_clients).is_some(),
-            block: BlockConfig {
-                listen: several(self.nbd, file.nbd),
-                exports: if self.export.is_empty() { file.export } else { self.export }
-                    .into_iter()
-                    .map(|export| export.0)
-                    .collect(),
-                plain: self.nbd_plain || file.nbd_plain,
-            },
-            no_lock: self.no_lock || file.no_lock,
-            no_rings: self.no_rings || file.no_rings,
-            metrics: self.metrics.or(file.metrics),
-            log: self.log.or(file.log).unwrap_or(LogFormat::Text),
-            log_level: self.log_level.or(file.log_level).unwrap_or_else(|| "info".into()),
-            ready_file: self.ready_file.or(file.ready_file),
-            until_stdin_closes: self.until_stdin_closes,
-            open_frames: self.open_frames,
-            disk: self.disk.or(file.disk),
-        })
+        Ok(self)
+    }
+
+    /// Of effective settings.
+    pub fn memory(&self) -> ByteLen {
+        self.memory.expect("it is there, or an error was said")
+    }
+
+    pub fn store(&self) -> StoreKind {
+        match self.store {
+            None | Some(Store::Raw) => StoreKind::Raw,
+            Some(Store::Compressed) => StoreKind::Compressed,
+        }
+    }
+
+    pub fn drain_time(&self) -> Duration {
+        Duration::from_millis(self.drain_ms.unwrap_or(10_000))
+    }
+
+    pub fn queue_limits(&self) -> QueueLimits {
+        let QueueLimits { queues, bounds } = QueueLimits::default();
+        let messages = self.queue_messages.unwrap_or(bounds.messages);
+        let bytes = self.queue_bytes.map_or(bounds.bytes, |bytes| bytes.0);
+        QueueLimits { queues: self.queues.unwrap_or(queues), bounds: QueueBounds { messages, bytes } }
+    }
+
+    pub fn block(&self) -> BlockConfig {
+        let exports = self.export.iter().map(|export| export.0.clone()).collect();
+        BlockConfig { listen: self.nbd.clone(), exports, plain: self.nbd_plain }
     }
 }
 
@@ -352,7 +313,7 @@ mod tests {
         args: Args,
     }
 
-    fn effective(file: &str, line: &[&str]) -> Result<Settings> {
+    fn effective(file: &str, line: &[&str]) -> Result<Args> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serve.toml");
         std::fs::write(&path, file).unwrap();
@@ -365,18 +326,18 @@ mod tests {
         let file = "memory = \"1.5G\"\nlisten = [\"127.0.0.1:1\", \"unix:/run/x\"]\nencryption = \"on\"\n\
                     store = \"compressed\"\nspin-us = 7\n";
         let settings = effective(file, &["--memory", "2G", "--spin-us", "9"]).unwrap();
-        assert_eq!((settings.memory, settings.spin_us), (ByteLen(2 << 30), Some(9)));
+        assert_eq!((settings.memory(), settings.spin_us), (ByteLen(2 << 30), Some(9)));
         assert_eq!(
             settings.listen.iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["127.0.0.1:1", "unix:/run/x"]
         );
         assert_eq!(
-            (settings.encryption, settings.store, settings.drain_ms),
-            (Encryption::On, StoreKind::Compressed, 10_000)
+            (settings.encryption, settings.store(), settings.drain_time()),
+            (Some(Encryption::On), StoreKind::Compressed, Duration::from_secs(10))
         );
         let settings = effective("memory = \"512M\"\nlisten = \"[::1]:5\"", &[]).unwrap();
         assert_eq!(
-            (settings.memory, settings.listen[0].to_string().as_str()),
+            (settings.memory(), settings.listen[0].to_string().as_str()),
             (ByteLen(512 << 20), "[::1]:5")
         );
     }
@@ -392,21 +353,26 @@ mod tests {
             no-rings = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\ndisk = \"/d\"\n";
         let settings = effective(file, &[]).unwrap();
-        assert_eq!((settings.allow_uid, settings.log_level.as_str()), (vec![1, 2], "debug"));
+        let text = format!("{settings:?}");
+        assert!(!text.contains("None") && !text.contains("[]"), "something is left out: {text}");
+        assert_eq!(
+            text.matches("false").count(),
+            2,
+            "of what only a process says that starts a server: {text}"
+        );
+        let (block, queues) = (settings.block(), settings.queue_limits());
+        assert_eq!((settings.allow_uid, settings.log_level.as_deref()), (vec![1, 2], Some("debug")));
         assert!(
             settings.no_lock
                 && settings.no_rings
-                && settings.ucx_clients_are_trusted
+                && settings.ucx_clients.is_some()
                 && settings.copy_to.len() == 1
         );
         assert_eq!(settings.disk, Some("/d".into()));
         let export = |name: &str, bytes| Export { name: name.to_owned(), bytes };
-        assert_eq!(settings.block.exports, [export("swap", 4 << 30), export("a b", 512 << 20)]);
-        assert!(settings.block.plain && settings.block.listen[0].to_string() == "unix:/run/n");
-        assert_eq!(
-            settings.queues,
-            QueueLimits { queues: 1, bounds: QueueBounds { messages: 2, bytes: 3072 } }
-        );
+        assert_eq!(block.exports, [export("swap", 4 << 30), export("a b", 512 << 20)]);
+        assert!(block.plain && block.listen[0].to_string() == "unix:/run/n");
+        assert_eq!(queues, QueueLimits { queues: 1, bounds: QueueBounds { messages: 2, bytes: 3072 } });
         let named = file.lines().count();
         let arguments = <Line as clap::CommandFactory>::command()
             .get_arguments()
