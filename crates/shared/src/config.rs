@@ -137,8 +137,11 @@ pub struct SharedConfig {
     /// A connection that is cut while both ranks live is made again within this time, without loss; the same
     /// on all ranks. 0: a cut connection ends the run.
     pub reconnect: Duration,
-    /// How long the runtime polls before it sleeps, while a thread waits.
+    /// How long the runtime polls before it sleeps, while a thread waits. With more ranks than CPUs: at most,
+    /// and only while that proves better than to sleep at once.
     pub spin: Duration,
+    /// This machine has more ranks than CPUs: a polling thread keeps others from sending.
+    pub crowded: bool,
     /// The launcher bound each rank to CPUs of its own. `None`: not bound, or unknown.
     pub binding: Option<Binding>,
     pub on_failure: OnFailure,
@@ -207,7 +210,8 @@ impl SharedConfig {
             deadline: Some(Duration::from_secs(600)),
             silence: Duration::from_secs(30),
             reconnect: Duration::from_secs(10),
-            spin: default_spin(ranks, available_cpus()),
+            spin: default_spin(is_crowded(ranks, available_cpus())),
+            crowded: is_crowded(ranks, available_cpus()),
             binding: None,
             on_failure: OnFailure::default(),
             user_faults: false,
@@ -236,7 +240,8 @@ impl SharedConfig {
         config.binding =
             setting(variable::BOUND, "numbers of CPUs, such as `0,4 of 0,1,4,5`", Binding::parse)?;
         let cpus = config.binding.as_ref().map_or_else(available_cpus, |binding| binding.all.len());
-        config.spin = default_spin(place.local_ranks.unwrap_or(1), cpus);
+        config.crowded = is_crowded(place.local_ranks.unwrap_or(1), cpus);
+        config.spin = default_spin(config.crowded);
         if let Some(kind) =
             setting("RAMPOOL_PROTOCOL", "sc, lrc, hlrc, aurc, ibec or auto", ProtocolKind::from_name)?
         {
@@ -372,12 +377,17 @@ fn servers_from_env(config: &SharedConfig) -> Result<Option<PoolConfig>, ConfigE
     Ok(Some(pool))
 }
 
-/// Spinning helps if a CPU is free for it: each rank has one thread that computes and one that answers. Ranks
-/// with equal work arrive at a barrier some hundred microseconds apart. A thread that sleeps meanwhile is
-/// woken on the CPU of the thread that wakes it, and two ranks that take turns to sleep share that CPU for
-/// long, since the scheduler never sees both in need of one.
-fn default_spin(local_ranks: u16, cpus: usize) -> Duration {
-    if cpus >= usize::from(local_ranks).max(2) { Duration::from_millis(1) } else { Duration::ZERO }
+fn is_crowded(local_ranks: u16, cpus: usize) -> bool {
+    cpus < usize::from(local_ranks).max(2)
+}
+
+/// Each rank has one thread that computes and one that answers. Ranks with equal work arrive at a barrier
+/// some hundred microseconds apart. A thread that sleeps meanwhile is woken on the CPU of the thread that
+/// wakes it, and two ranks that take turns to sleep share that CPU for long, since the scheduler never sees
+/// both in need of one. Where no CPU is free for it, spinning gives the CPU to the next rank, or to another
+/// program for long: both ways are tried.
+fn default_spin(crowded: bool) -> Duration {
+    if crowded { Duration::from_micros(200) } else { Duration::from_millis(1) }
 }
 
 fn available_cpus() -> usize {

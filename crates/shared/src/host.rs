@@ -245,12 +245,6 @@ const PROCESS_ENDED: &str = "its process ended without finishing";
 /// A fault does not name its thread, and no protocol asks.
 const SOMEONE: ThreadId = ThreadId(u16::MAX);
 
-/// The machine's CPUs, whatever this process may use of them.
-fn online_cpus() -> usize {
-    // SAFETY: asks for a number.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)
-}
-
 impl Host {
     pub fn new(
         config: &SharedConfig,
@@ -588,11 +582,6 @@ impl Host {
         if self.waiters.end_sleeping() {
             self.watch.end_nudge();
         }
-    }
-
-    /// Whether this machine has more ranks than CPUs: a polling thread keeps others from sending.
-    pub fn is_crowded(&self) -> bool {
-        self.nearby.len() >= online_cpus()
     }
 
     /// The service thread is about to sleep.

@@ -79,7 +79,7 @@ use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 pub use account::{TimeReport, cpu_of_this_thread};
@@ -109,6 +109,7 @@ use mesh::Mesh;
 use rampool_kernel::birthplace::Birthplace;
 use rampool_kernel::thread::SignalsHeld;
 use rampool_kernel::thread_end::ThreadEnd;
+use rampool_net::adaptive_spin::AdaptiveSpin;
 use rampool_sharing::control::{Answer, Demand};
 use rampool_sharing::{
     BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId,
@@ -156,13 +157,26 @@ struct Inner {
     /// Tells this rank from earlier ranks of the same process.
     instance: u64,
     reach: Reach,
-    /// [`Host::is_crowded`].
-    crowded: bool,
+    /// How the program's threads wait where there are more ranks than CPUs.
+    crowd: Option<Mutex<AdaptiveSpin>>,
     /// A trace is written.
     traced: bool,
 }
 
 impl Inner {
+    /// How long the next wait polls before it sleeps.
+    fn spin(&self) -> Duration {
+        let crowd = self.crowd.as_ref().map(|crowd| crowd.lock().unwrap_or_else(PoisonError::into_inner));
+        crowd.map_or(self.config.spin, |crowd| crowd.time())
+    }
+
+    /// A thread of the program has waited.
+    fn waited(&self, time: Duration) {
+        if let Some(crowd) = &self.crowd {
+            crowd.lock().unwrap_or_else(PoisonError::into_inner).waited(time);
+        }
+    }
+
     /// The first step of the program's calls.
     fn enter(&self) -> Result<Driver<'_>, SharedError> {
         let signals = SignalsHeld::new();
@@ -387,7 +401,7 @@ impl Shared {
         let inner = Arc::new(Inner {
             process,
             threads: AtomicU16::new(config.threads),
-            crowded: host.is_crowded(),
+            crowd: config.crowded.then(|| Mutex::new(AdaptiveSpin::new(config.spin))),
             traced: host.account.is_traced(),
             host: Mutex::new(host),
             watch,
@@ -405,8 +419,7 @@ impl Shared {
                 .map_err(JoinError::Thread)?;
         }
         let served = Arc::clone(&inner);
-        Inner::start_thread("rampool-share", move || service::run(&served, served.config.spin))
-            .map_err(JoinError::Thread)?;
+        Inner::start_thread("rampool-share", move || service::run(&served)).map_err(JoinError::Thread)?;
         Ok(Self { inner })
     }
 
@@ -967,20 +980,21 @@ impl Shared {
         let began = Instant::now();
         let mut deadline = limit.map(|limit| began + limit);
         let mut ready = Ready::default();
-        let mut looks = true;
+        let (mut looks, spin) = (true, inner.spin());
         let (mut look, mut slept) = (LOOK.get(), false);
         loop {
             if slept && signals.released(|| interrupts(&mut look)) {
                 self.abort("it was interrupted");
             }
             if looks {
-                self.look_for(slot, &mut ready);
+                self.look_for(slot, spin, &mut ready);
             }
             let mut host = inner.lock();
             if let Some(outcome) = slot.take() {
                 if looks {
                     host.end_looking();
                 }
+                inner.waited(began.elapsed());
                 return (outcome, host);
             }
             let now = Instant::now();
@@ -1018,16 +1032,16 @@ impl Shared {
     }
 
     /// Polls for the end of the operation until nothing has come for a while.
-    fn look_for(&self, slot: &Slot, ready: &mut Ready) {
+    fn look_for(&self, slot: &Slot, spin: Duration, ready: &mut Ready) {
         let inner = &*self.inner;
-        if inner.config.spin.is_zero() || inner.config.ranks > MOST_LOOKED_AT {
+        if spin.is_zero() || inner.config.ranks > MOST_LOOKED_AT {
             return;
         }
         let mut since = Instant::now();
         let mut looks = 0_u32;
         while !slot.is_ready() {
             let now = Instant::now();
-            if now.saturating_duration_since(since) >= inner.config.spin {
+            if now.saturating_duration_since(since) >= spin {
                 return;
             }
             match inner.try_lock() {
@@ -1046,10 +1060,11 @@ impl Shared {
                 None => std::hint::spin_loop(),
             }
             looks = looks.wrapping_add(1);
-            if (inner.crowded || looks.is_multiple_of(LOOKS_A_YIELD)) && !slot.is_ready() {
+            let crowded = inner.config.crowded;
+            if (crowded || looks.is_multiple_of(LOOKS_A_YIELD)) && !slot.is_ready() {
                 // The awaited rank may need this CPU.
                 std::thread::yield_now();
-                if !inner.crowded && now.elapsed() >= LONG_YIELD {
+                if !crowded && now.elapsed() >= LONG_YIELD {
                     rampool_kernel::thread::ask_for_short_slices();
                 }
             }

@@ -12,9 +12,9 @@ use super::watch::Ready;
 use super::{Inner, LOOKS_A_YIELD};
 
 /// Serves until the rank has finished.
-pub(super) fn run(inner: &Arc<Inner>, spin: Duration) {
+pub(super) fn run(inner: &Arc<Inner>) {
     let _guard = EndWithPanic;
-    if !inner.crowded {
+    if !inner.config.crowded {
         rampool_kernel::thread::ask_for_short_slices();
     }
     let mut plan = Plan::default();
@@ -24,14 +24,14 @@ pub(super) fn run(inner: &Arc<Inner>, spin: Duration) {
         if plan.stop {
             return;
         }
-        wait(inner, spin, &plan, &mut ready);
+        wait(inner, &plan, &mut ready);
     }
 }
 
 /// Waits until there is work, or a timer is due.
-fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
-    if plan.urgent && !spin.is_zero() {
-        look(inner, spin, plan.until, ready);
+fn wait(inner: &Inner, plan: &Plan, ready: &mut Ready) {
+    if plan.urgent {
+        look(inner, inner.spin(), plan.until, ready);
     }
     let left = {
         let mut host = inner.lock();
@@ -51,6 +51,9 @@ fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
 
 /// Polls for messages and faults until nothing has come for a while, or there is other work.
 fn look(inner: &Inner, spin: Duration, until: Instant, ready: &mut Ready) {
+    if spin.is_zero() {
+        return;
+    }
     inner.lock().begin_to_look();
     let mut since = Instant::now();
     let mut looks = 0_u32;
@@ -73,7 +76,7 @@ fn look(inner: &Inner, spin: Duration, until: Instant, ready: &mut Ready) {
         let awaits = host.awaits_page();
         drop(host);
         looks = looks.wrapping_add(1);
-        if !awaits || inner.crowded || looks.is_multiple_of(LOOKS_A_YIELD) {
+        if !awaits || inner.config.crowded || looks.is_multiple_of(LOOKS_A_YIELD) {
             // Yields to the thread that was waiting: if it waits for the next page in a moment, no wake-up is
             // needed. Or to any other thread that needs this CPU.
             std::thread::yield_now();
