@@ -12,7 +12,7 @@ from plot import short, spread
 STATES = ("full", "partial", "missing", "not applicable")
 # The categories of a rank's time, each with what it is counted to here.
 CATEGORIES = ("computing", "read fault", "write fault", "requests", "lock", "barrier", "other")
-SHOWN = {one: one for one in CATEGORIES} | {"unlock": "lock"}
+SHOWN = {one: one for one in CATEGORIES} | {"unlock": "lock", "word": "other"}
 
 # --- Finding samples ----------------------------------------------------------------------------------------
 

@@ -343,7 +343,7 @@ def pages_table(files):
     return grid(rows, columns, cells, "triad, GB/s") if cells else []
 
 
-CATEGORIES = ["computing", "requests", "read fault", "write fault", "lock", "unlock", "barrier", "other"]
+CATEGORIES = "computing,requests,read fault,write fault,lock,unlock,barrier,word,other".split(",")
 PROTOCOLS = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"]
 
 
@@ -738,7 +738,9 @@ def plot(found):
             protocols = [protocol for name, protocol in runs if name == program]
             bottom = [0.0] * len(protocols)
             for color, category in enumerate(CATEGORIES):
-                heights = [runs[program, protocol][category]["median"] * 1e3 for protocol in protocols]
+                # Recorded before `word` was apart from `other`, a run has none.
+                parts = [runs[program, protocol].get(category) for protocol in protocols]
+                heights = [part["median"] * 1e3 if part else 0 for part in parts]
                 axes.bar(protocols, heights, 0.7, bottom, label=category, color=f"C{color}")
                 bottom = [below + height for below, height in zip(bottom, heights)]
             axes.set(title=program, ylabel="ms")

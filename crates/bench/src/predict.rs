@@ -168,6 +168,7 @@ fn table(recording: &Recording, machine: Machine, rows: &[Row]) -> String {
             "lock",
             "unlock",
             "barrier",
+            "word",
             "other",
             "additive ms",
         ]

@@ -162,8 +162,17 @@ fn statistics_add_up_and_the_trace_tells_of_every_message() {
     let mut sent = 0;
     for rank in &ranks {
         let seconds = |name: &str| rank[format!("{name}_s")].as_f64().unwrap();
-        let parts =
-            ["computing", "read_fault", "write_fault", "requests", "lock", "unlock", "barrier", "other"];
+        let parts = [
+            "computing",
+            "read_fault",
+            "write_fault",
+            "requests",
+            "lock",
+            "unlock",
+            "barrier",
+            "word",
+            "other",
+        ];
         let sum: f64 = parts.map(seconds).iter().sum();
         assert!((sum - seconds("elapsed")).abs() < 1e-6, "{rank}");
         assert!(seconds("lock") > 0.0 && seconds("barrier") > 0.0, "{rank}");

@@ -23,6 +23,7 @@ pub(super) enum Category {
     Lock,
     Unlock,
     Barrier,
+    Word,
     Other,
 }
 
@@ -32,6 +33,7 @@ impl Category {
             Self::Lock => "lock",
             Self::Unlock => "unlock",
             Self::Barrier => "barrier",
+            Self::Word => "word",
             Self::Other => "other",
         }
     }
@@ -56,7 +58,10 @@ pub struct TimeReport {
     pub lock_s: f64,
     pub unlock_s: f64,
     pub barrier_s: f64,
-    /// Waiting in operations without a category of their own: atomic words, allocations, conditions.
+    /// Atomic words.
+    #[serde(default)]
+    pub word_s: f64,
+    /// Waiting in operations without a category of their own: allocations, conditions.
     pub other_s: f64,
     /// Handling other ranks' messages while a thread waited: not part of the sum.
     pub requests_overlapped_s: f64,
@@ -73,7 +78,7 @@ type Seconds = fn(&TimeReport) -> f64;
 
 impl TimeReport {
     /// The parts of a rank's time: S4's categories, and the rest.
-    pub const CATEGORIES: [(&str, Seconds); 8] = [
+    pub const CATEGORIES: [(&str, Seconds); 9] = [
         ("computing", |rank| rank.computing_s),
         ("read fault", |rank| rank.read_fault_s),
         ("write fault", |rank| rank.write_fault_s),
@@ -81,6 +86,7 @@ impl TimeReport {
         ("lock", |rank| rank.lock_s),
         ("unlock", |rank| rank.unlock_s),
         ("barrier", |rank| rank.barrier_s),
+        ("word", |rank| rank.word_s),
         ("other", |rank| rank.other_s),
     ];
 
@@ -211,6 +217,7 @@ impl Account {
             Category::Lock => &mut self.stats.lock_wait,
             Category::Unlock => &mut self.stats.unlock_wait,
             Category::Barrier => &mut self.stats.barrier_wait,
+            Category::Word => &mut self.stats.word_wait,
             Category::Other => &mut self.stats.other_wait,
         };
         *into += took;
@@ -294,6 +301,7 @@ impl Account {
             + stats.lock_wait
             + stats.unlock_wait
             + stats.barrier_wait
+            + stats.word_wait
             + stats.other_wait;
         let computing = (elapsed * self.threads.into()).saturating_sub(waits + stats.requests);
         let since = |now: u64, base: u64| now.saturating_sub(base);
@@ -325,6 +333,7 @@ impl Account {
             lock_s: stats.lock_wait.as_secs_f64(),
             unlock_s: stats.unlock_wait.as_secs_f64(),
             barrier_s: stats.barrier_wait.as_secs_f64(),
+            word_s: stats.word_wait.as_secs_f64(),
             other_s: stats.other_wait.as_secs_f64(),
             requests_overlapped_s: stats.requests_overlapped.as_secs_f64(),
             connections: stats.connections.iter().map(|(&name, &count)| (name.to_owned(), count)).collect(),

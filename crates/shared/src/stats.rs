@@ -34,7 +34,9 @@ pub struct SharedStats {
     pub lock_wait: Duration,
     pub unlock_wait: Duration,
     pub barrier_wait: Duration,
-    /// In other operations: atomic words, conditions, allocations.
+    /// For atomic words.
+    pub word_wait: Duration,
+    /// In other operations: conditions, allocations.
     pub other_wait: Duration,
     /// Handling other ranks' messages while not all threads of this one waited, and while all did.
     pub requests: Duration,

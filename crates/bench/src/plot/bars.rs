@@ -24,6 +24,7 @@ const COLOURS: [(&str, &str); TimeReport::CATEGORIES.len()] = [
     ("#f0e442", "#000000"),
     ("#e69f00", "#000000"),
     ("#d55e00", "#000000"),
+    ("#8c564b", "#ffffff"),
     ("#999999", "#000000"),
 ];
 
@@ -289,9 +290,18 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn rank(rank: u16, parts: [f64; 8]) -> TimeReport {
-        let [computing_s, read_fault_s, write_fault_s, requests_s, lock_s, unlock_s, barrier_s, other_s] =
-            parts;
+    fn rank(rank: u16, parts: [f64; 9]) -> TimeReport {
+        let [
+            computing_s,
+            read_fault_s,
+            write_fault_s,
+            requests_s,
+            lock_s,
+            unlock_s,
+            barrier_s,
+            word_s,
+            other_s,
+        ] = parts;
         TimeReport {
             rank,
             protocol: "hlrc".to_owned(),
@@ -304,6 +314,7 @@ mod tests {
             lock_s,
             unlock_s,
             barrier_s,
+            word_s,
             other_s,
             ..TimeReport::default()
         }
@@ -391,9 +402,9 @@ mod tests {
     fn a_bar_is_as_tall_as_its_ranks_time_and_its_parts_are_the_categories() {
         for scale in [1.0, 1e-3, 1e-6] {
             let times = [
-                [50.0, 12.0, 9.0, 3.0, 0.0, 0.0, 41.0, 0.25],
-                [1.0, 0.0, 0.0, 0.0, 7.0, 2.0, 0.0, 0.0],
-                [30.0; 8],
+                [50.0, 12.0, 9.0, 3.0, 0.0, 0.0, 41.0, 5.0, 0.25],
+                [1.0, 0.0, 0.0, 0.0, 7.0, 2.0, 0.0, 0.0, 0.0],
+                [30.0; 9],
             ];
             let times = times.map(|parts| parts.map(|part| part * scale));
             let svg = draw(
@@ -426,7 +437,7 @@ mod tests {
     #[test]
     fn names_are_told_as_they_are_and_never_break_the_picture() {
         let nasty = "<prog> \"a\" & 'b' \u{1}\u{1b}[0m \u{ffff} \u{fc}\u{2026}";
-        let svg = draw(nasty, &[run(nasty, vec![rank(0, [1.0; 8])])]);
+        let svg = draw(nasty, &[run(nasty, vec![rank(0, [1.0; 9])])]);
         let tags = tags(&svg);
         let shown =
             "&lt;prog&gt; &quot;a&quot; &amp; &apos;b&apos; \u{fffd}\u{fffd}[0m \u{fffd} \u{fc}\u{2026}";
@@ -440,17 +451,17 @@ mod tests {
     #[test]
     fn many_ranks_and_none_that_took_any_time_are_drawn_too() {
         let ranks = (0..300)
-            .map(|number| rank(number, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, f64::from(number), 0.0]))
+            .map(|number| rank(number, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, f64::from(number), 0.0, 0.0]))
             .collect();
         assert_eq!(bars(&draw("many", &[run("", ranks)])).len(), 300);
-        let svg = draw("none", &[run("", vec![rank(0, [0.0; 8])])]);
+        let svg = draw("none", &[run("", vec![rank(0, [0.0; 9])])]);
         assert!(bars(&svg).is_empty() && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 
     #[test]
     fn everything_lies_inside_of_the_picture() {
         let runs = ["hlrc", "a rather long name of a run"]
-            .map(|label| run(label, (0..3).map(|number| rank(number, [1.0; 8])).collect()));
+            .map(|label| run(label, (0..3).map(|number| rank(number, [1.0; 9])).collect()));
         let svg = draw(
             "a title that is longer than everything else in this picture, and so decides how wide it has to \
              be at the very least",

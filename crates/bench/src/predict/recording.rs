@@ -73,12 +73,13 @@ pub enum Category {
     Lock,
     Unlock,
     Barrier,
+    Word,
     Other,
 }
 
 impl Category {
-    pub const ALL: [Self; 6] =
-        [Self::ReadFault, Self::WriteFault, Self::Lock, Self::Unlock, Self::Barrier, Self::Other];
+    pub const ALL: [Self; 7] =
+        [Self::ReadFault, Self::WriteFault, Self::Lock, Self::Unlock, Self::Barrier, Self::Word, Self::Other];
 
     /// As the trace calls it.
     pub fn name(self) -> &'static str {
@@ -88,6 +89,7 @@ impl Category {
             Self::Lock => "lock",
             Self::Unlock => "unlock",
             Self::Barrier => "barrier",
+            Self::Word => "word",
             Self::Other => "other",
         }
     }

@@ -56,6 +56,7 @@ impl Waiting {
             Self::Lock(_) => Category::Lock,
             Self::Unlock(_) => Category::Unlock,
             Self::Barrier(_) => Category::Barrier,
+            Self::Word { .. } => Category::Word,
             _ => Category::Other,
         }
     }
