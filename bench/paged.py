@@ -440,8 +440,8 @@ def touched(memory, local, content, touches, way=None, options=(), world=None, s
 
 @contextlib.contextmanager
 def others(busy):
-    """A process for each CPU that never waits, if `busy`. Each has a session of its own: the kernel shares the
-    time of a CPU among sessions."""
+    """A process for each CPU that never waits, if `busy`. Each has a session of its own: the kernel shares
+    the time of a CPU among sessions."""
     count = len(os.sched_getaffinity(0)) if busy else 0
     loop = ["sh", "-c", "while :; do :; done"]
     start = {"preexec_fn": procs.end_with_parent, "start_new_session": True}
