@@ -72,9 +72,8 @@ def both_shares(world, scale, argv, *, timeout, env=None, shares=(0.5, 0.25), me
 # ---- the programs
 
 
-@suite.test()
-def gnu_sort(world, scale):
-    size = scale.pick(1000 * 1000 * 1000, 6 * MIB)
+def sort_in_memory(world, scale, size, **how):
+    """GNU sort of a file of about `size` bytes, which it keeps in memory."""
     lines = world.dir / "lines"
     with open(lines, "wb") as out:
         subprocess.run(
@@ -83,14 +82,14 @@ def gnu_sort(world, scale):
             check=True,
             timeout=600,
         )
-    both_shares(
-        world,
-        scale,
-        ["sort", "-S", "4G", "--parallel=2", lines],
-        timeout=120,
-        env={"LC_ALL": "C"},
-        shares=scale.pick((0.5, 0.25), (0.5,)),
-    )
+    argv = ["sort", "-S", "4G", "--parallel=2", lines]
+    both_shares(world, scale, argv, timeout=120, env={"LC_ALL": "C"}, **how)
+
+
+@suite.test()
+def gnu_sort(world, scale):
+    size = scale.pick(1000 * 1000 * 1000, 6 * MIB)
+    sort_in_memory(world, scale, size, shares=scale.pick((0.5, 0.25), (0.5,)))
 
 
 @suite.test()
@@ -275,23 +274,8 @@ for fault_mode in LOWER:
 
     @fault_mode_case(fault_mode)
     def sort_and_sqlite(world, scale, options):
-        lines = world.dir / "lines"
-        with open(lines, "wb") as out:
-            subprocess.run(
-                [sys.executable, HERE / "lines.py", str(scale.pick(200 * MIB, 12 * MIB)), str(scale.seed)],
-                stdout=out,
-                check=True,
-                timeout=600,
-            )
-        both_shares(
-            world,
-            scale,
-            ["sort", "-S", "4G", "--parallel=2", lines],
-            timeout=120,
-            env={"LC_ALL": "C"},
-            shares=(0.5,),
-            options=options,
-        )
+        size = scale.pick(200 * MIB, 12 * MIB)
+        sort_in_memory(world, scale, size, shares=(0.5,), options=options)
         argv = [
             PYTHON, HERE / "work/sqlite_work.py", scale.pick(200_000, 60_000), scale.pick(20_000, 1_000),
             scale.seed,
