@@ -44,7 +44,9 @@ uint64_t rampool_parmacs_load(void *word, size_t width);
 void rampool_parmacs_store(void *word, size_t width, uint64_t value);
 uint64_t rampool_parmacs_fetch_add(void *word, size_t width, uint64_t value);
 uint64_t rampool_parmacs_compare_exchange(void *word, size_t width, uint64_t expected, uint64_t desired);
-double rampool_parmacs_add_double(void *word, double value);
+void rampool_parmacs_add_double(void *word, double value);
+/* The value before. The compiler leaves it out where nobody uses it: then additions travel together. */
+double rampool_parmacs_added(const void *word) __attribute__((pure));
 void rampool_parmacs_fence(void);
 
 /*

@@ -413,13 +413,23 @@ fn sor(shared: &Shared) {
 /// Atomic words of all kinds, and semaphores.
 fn words(shared: &Shared) {
     const ROUNDS: u64 = 20;
+    // More than are kept at a time.
+    const SUMS: usize = 5000;
     let region = shared.alloc(4096, AllocOptions::new()).unwrap();
+    let sums = shared.alloc((SUMS + 1) * 8, AllocOptions::new()).unwrap();
     let ranks = u64::from(shared.ranks());
     if shared.rank() == 0 {
         shared.semaphore_set(0, 1).unwrap();
     }
     shared.barrier(5).unwrap();
     threads(shared, 2, |_| {
+        for at in (0..SUMS).chain(0..SUMS / 2) {
+            shared.add_f64_later(sums.at(at), 0.25).unwrap();
+        }
+        shared.add_f64_later(sums.at(SUMS), 0.5).unwrap();
+        assert!(shared.add_last_f64().unwrap().unwrap() >= 0.0);
+        assert_eq!(shared.add_last_f64().unwrap(), None, "all others went before it");
+        assert!(shared.add_f64_at_home(sums.at(SUMS), 0.5).unwrap() >= 0.5);
         for _ in 0..ROUNDS {
             shared.fetch_add(region.at(0), 3).unwrap();
             shared.fetch_add_f64(region.at(1), 0.5).unwrap();
@@ -441,7 +451,22 @@ fn words(shared: &Shared) {
     let times = 2 * ROUNDS * ranks;
     assert_eq!((value(0), value(2)), (3 * times, times));
     assert!((f64::from_bits(value(1)) - 0.5 * times as f64).abs() < 1e-9);
+    for at in 0..SUMS {
+        // SAFETY: no rank writes any more.
+        let sum: f64 = unsafe { get(sums, at) };
+        assert_eq!(sum, (2 * ranks) as f64 * if at < SUMS / 2 { 0.5 } else { 0.25 }, "word {at}");
+    }
+    let both = shared.add_f64_at_home(sums.at(SUMS), 0.0).unwrap();
+    assert_eq!(both, 2.0 * ranks as f64);
+    shared.barrier(6).unwrap();
+    // Kept until another operation of this thread: the barrier.
+    shared.add_f64_later(sums.at(0), 1.0).unwrap();
     shared.barrier(7).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { get::<f64>(sums, 0) }, 2.0 * ranks as f64);
+    assert!(shared.add_f64_later(std::ptr::without_provenance_mut(8), 1.0).is_ok());
+    assert!(shared.fence().is_err(), "there is no such word");
+    shared.barrier(8).unwrap();
 }
 
 /// Memory of all kinds: by all ranks, by one; freed and taken again; much more than there is.

@@ -14,6 +14,7 @@
 mod heap;
 mod image;
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_double, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -526,6 +527,18 @@ impl Parmacs {
         result.unwrap_or_else(|error| self.die(what, error))
     }
 
+    fn die_for_private(&self, what: &str, object: usize) -> ! {
+        let name = self.name(object);
+        self.die(what, format_args!("{name} is not in G_MALLOC memory, so no other process sees it"))
+    }
+
+    fn word_result<T>(&self, what: &str, word: usize, result: Result<T, SharedError>) -> T {
+        if result.is_err() && !self.is_shared(word) {
+            self.die_for_private(what, word);
+        }
+        self.must(what, result)
+    }
+
     /// Changes the object of the macro `what` at `object`, under the lock of its address.
     fn under<T>(
         &self,
@@ -534,10 +547,7 @@ impl Parmacs {
         change: impl FnOnce(&Shared, u64) -> Result<T, SharedError>,
     ) -> T {
         if !self.is_shared(object) {
-            self.die(
-                what,
-                format_args!("{} is not in G_MALLOC memory, so no other process sees it", self.name(object)),
-            );
+            self.die_for_private(what, object);
         }
         let lock = object as u64;
         let result = self.shared.lock(lock).and_then(|()| change(&self.shared, lock));
@@ -1066,16 +1076,7 @@ pub unsafe extern "C" fn rampool_parmacs_getsub(
 fn atomic(what: &str, word: *mut c_void, width: usize, op: AtomicOp) -> u64 {
     let parmacs = parmacs();
     let result = parmacs.shared.atomic(word.addr(), u8::try_from(width).unwrap_or(0), op);
-    if result.is_err() && !parmacs.is_shared(word.addr()) {
-        parmacs.die(
-            what,
-            format_args!(
-                "{} is not in G_MALLOC memory, so no other process sees it",
-                parmacs.name(word.addr())
-            ),
-        );
-    }
-    parmacs.must(what, result)
+    parmacs.word_result(what, word.addr(), result)
 }
 
 #[unsafe(no_mangle)]
@@ -1104,9 +1105,34 @@ pub extern "C" fn rampool_parmacs_compare_exchange(
     atomic("CAS", word, width, AtomicOp::CompareExchange { expect, new })
 }
 
+thread_local! {
+    /// What the word was before that this thread has added to at once.
+    static BEFORE: Cell<Option<f64>> = const { Cell::new(None) };
+}
+
+/// With this process's next synchronisation, unless [`rampool_parmacs_added`] is called before that. At once
+/// while the program has one process: it need not synchronise.
 #[unsafe(no_mangle)]
-pub extern "C" fn rampool_parmacs_add_double(word: *mut c_void, value: c_double) -> c_double {
-    f64::from_bits(atomic("FETCH_ADD_DOUBLE", word, 8, AtomicOp::AddDouble(value.to_bits())))
+pub extern "C" fn rampool_parmacs_add_double(word: *mut c_void, value: c_double) {
+    let parmacs = parmacs();
+    let word = word.cast::<f64>();
+    let before = if parmacs.is_first() && parmacs.runs_alone() {
+        parmacs.shared.add_f64_at_home(word, value).map(Some)
+    } else {
+        parmacs.shared.add_f64_later(word, value).map(|()| None)
+    };
+    BEFORE.set(parmacs.word_result("FETCH_ADD_DOUBLE", word.addr(), before));
+}
+
+/// What the word was before [`rampool_parmacs_add_double`], which this thread has just called.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_parmacs_added(word: *const c_void) -> c_double {
+    let parmacs = parmacs();
+    let before = match BEFORE.take() {
+        Some(before) => Ok(Some(before)),
+        None => parmacs.shared.add_last_f64(),
+    };
+    parmacs.word_result("FETCH_ADD_DOUBLE", word.addr(), before).unwrap_or_default()
 }
 
 #[unsafe(no_mangle)]

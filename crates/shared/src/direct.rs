@@ -15,7 +15,7 @@ use rampool_wire::elements::{Combine, Kind};
 use rampool_wire::layout::{Layout, LayoutError, Program};
 use rampool_wire::units::PageIndex;
 
-use super::host::Waiting;
+use super::host::{Host, Waiting};
 use super::outside::{Outside, OutsideError};
 use super::{Region, Shared, SharedError};
 use rampool_client::direct::{Number, aligned, apart, whole_numbers, with_length};
@@ -91,13 +91,13 @@ impl Shared {
     /// barrier, and `waits` is false.
     pub(super) fn carry_out(
         &self,
+        what: Waiting,
         op: DirectOp,
         under: Option<LockId>,
         waits: bool,
     ) -> Result<Option<Arc<[u8]>>, SharedError> {
-        let result = self.operation(
-            self.run(Waiting::Direct, |host, thread| host.begin_direct(thread, op, under, waits))?,
-        )?;
+        let begin = |host: &mut Host, thread| host.begin_direct(thread, op, under, waits);
+        let result = self.operation(self.run(what, begin)?)?;
         match result {
             OpResult::Bytes(bytes) => Ok(Some(bytes)),
             OpResult::Busy if !waits => Ok(None),
@@ -406,7 +406,7 @@ impl SharedDirect {
 
     fn carry_out(&self, op: DirectOp) -> Result<Arc<[u8]>, SharedDirectError> {
         match &self.route {
-            Route::Rank(shared) => Ok(shared.carry_out(op, None, true)?.expect("it waits")),
+            Route::Rank(shared) => Ok(shared.carry_out(Waiting::Direct, op, None, true)?.expect("it waits")),
             Route::Outside(outside) => Ok(outside.carry_out(&op)?),
         }
     }

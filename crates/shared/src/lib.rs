@@ -58,6 +58,7 @@
 //!   keeps others waiting for ever ends the run on every rank, with one reason ([`OnFailure`]).
 
 mod account;
+mod additions;
 mod config;
 mod datagrams;
 mod direct;
@@ -296,6 +297,7 @@ struct Member {
     slot: Arc<Slot>,
     /// The thread's CPU time when its last operation returned, if that is traced.
     returned: Option<Duration>,
+    kept: Vec<additions::Addition>,
 }
 
 impl Drop for Member {
@@ -925,6 +927,7 @@ impl Shared {
 
     /// Begins an operation of this thread and waits until it is over.
     fn run(&self, what: Waiting, begin: impl FnOnce(&mut Host, ThreadId)) -> Result<Outcome, SharedError> {
+        self.add_kept()?;
         let inner = &*self.inner;
         let cpu = inner.traced.then(account::cpu_of_this_thread);
         let began = Instant::now();
@@ -1109,6 +1112,7 @@ impl Shared {
                 thread,
                 slot: Arc::clone(&slot),
                 returned: None,
+                kept: Vec::new(),
             };
             members.retain(|member| member.inner.strong_count() > 0);
             members.push(member);

@@ -28,6 +28,7 @@ use rampool_wire::session::Encryption;
 use rampool_wire::units::PageIndex;
 
 use super::direct::{PagesOfRegion, SharedDirect};
+use super::host::Waiting;
 use super::line::{Line, LineError};
 use super::mesh::{is_another_user, readable, shake};
 use super::{AllocOptions, Inner, OWN_LOCKS, Region, Shared, SharedError};
@@ -277,7 +278,7 @@ impl Shared {
                 }
                 let under = (moved || accesses.iter().any(|one| one.access.writes()))
                     .then_some(LockId(CLIENT_LOCKS + u64::from(client)));
-                match self.carry_out(accesses.into(), under, false) {
+                match self.carry_out(Waiting::Direct, accesses.into(), under, false) {
                     Ok(Some(bytes)) => Control::Did { bytes },
                     Ok(None) => Control::Busy {},
                     Err(error) => Control::NotDone { why: error.to_string() },

@@ -148,9 +148,9 @@ impl Access {
         !matches!(self, Self::Get { .. })
     }
 
-    /// Whether its runs are combined with operands, ordered only by the page itself.
+    /// Whether what it writes depends on what it reads.
     pub(crate) fn is_update(&self) -> bool {
-        matches!(self, Self::Update { .. })
+        matches!(self, Self::Update { .. } | Self::Fetch { .. } | Self::Swap { .. })
     }
 
     /// Whether it is valid for a page of this many bytes.

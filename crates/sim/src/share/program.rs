@@ -127,6 +127,11 @@ pub enum Op {
         value: u32,
         expect: Option<u32>,
     },
+    /// Adds to a word of 4 bytes that others add to as well: what it was before is not checked.
+    DirectSum {
+        at: usize,
+        value: u32,
+    },
     SetLockManager {
         lock: LockId,
         manager: Rank,
@@ -443,6 +448,8 @@ impl Thread {
         }
         let op = self.script[self.at];
         let failure = |what: String| Failure::WrongResult { rank, thread: self.id, op: self.at, what };
+        let (thread, number) = (self.id, self.at);
+        let wrong = |at, got, want| Failure::WrongValue { rank, thread, op: number, at, got, want };
         self.state = State::Ready;
         match (op, result) {
             (Op::Try { skip, .. }, OpResult::Busy) => {
@@ -452,14 +459,7 @@ impl Thread {
             (Op::Atomic { at, width, op }, OpResult::Value(before)) => {
                 let want = golden.word(at, usize::from(width));
                 if *before != want {
-                    return Err(Failure::WrongValue {
-                        rank,
-                        thread: self.id,
-                        op: self.at,
-                        at,
-                        got: *before,
-                        want,
-                    });
+                    return Err(wrong(at, *before, want));
                 }
                 golden.set_word(at, usize::from(width), op.apply(want));
                 self.advance(1);
@@ -468,14 +468,7 @@ impl Thread {
                 let want = golden.range(at, len);
                 if let Some(index) = (0..len).find(|&index| bytes[index] != want[index]) {
                     let (got, want) = (u64::from(bytes[index]), u64::from(want[index]));
-                    return Err(Failure::WrongValue {
-                        rank,
-                        thread: self.id,
-                        op: self.at,
-                        at: at + index,
-                        got,
-                        want,
-                    });
+                    return Err(wrong(at + index, got, want));
                 }
                 self.advance(1);
             }
@@ -489,11 +482,15 @@ impl Thread {
                 }
                 self.advance(1);
             }
+            (Op::DirectSum { at, value }, OpResult::Bytes(_)) => {
+                golden.set_word(at, 4, golden.word(at, 4).wrapping_add(u64::from(value)));
+                self.advance(1);
+            }
             (Op::DirectFetch { at, value, expect }, OpResult::Bytes(bytes)) => {
                 let got = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
                 let want = golden.word(at, 4);
                 if got != want {
-                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at, got, want });
+                    return Err(wrong(at, got, want));
                 }
                 match expect {
                     None => golden.set_word(at, 4, want.wrapping_add(u64::from(value))),
@@ -519,7 +516,7 @@ fn direct(op: Op, memory: &Memory) -> Option<DirectOp> {
         Op::DirectGet { at, len } | Op::DirectPut { at, len, .. } | Op::DirectAdd { at, len, .. } => {
             (at, len)
         }
-        Op::DirectFetch { at, .. } => (at, 4),
+        Op::DirectFetch { at, .. } | Op::DirectSum { at, .. } => (at, 4),
         _ => return None,
     };
     let mut accesses = Vec::new();
@@ -541,7 +538,7 @@ fn direct(op: Op, memory: &Memory) -> Option<DirectOp> {
                 let operands = value.to_le_bytes().repeat(count / 4).into();
                 Access::Update { spans, kind: Kind::U32, how: Combine::Sum, operands }
             }
-            Op::DirectFetch { value, expect: None, .. } => Access::Fetch {
+            Op::DirectFetch { value, expect: None, .. } | Op::DirectSum { value, .. } => Access::Fetch {
                 offset: small(offset),
                 kind: Kind::U32,
                 how: Combine::Sum,

@@ -180,6 +180,17 @@ fn words_that_are_fetched_directly_and_otherwise_in_every_order() {
 }
 
 #[test]
+fn words_that_are_fetched_and_added_to_directly_in_every_order() {
+    let then = |op| vec![op, barrier(0), Op::Read { at: 0, len: 4 }];
+    let fetch = then(Op::DirectSum { at: 0, value: 3 });
+    let add = then(Op::DirectAdd { at: 0, len: 4, value: 5 });
+    // Under ibec a word belongs to its lock, or to direct operations without one.
+    for protocol in ProtocolKind::ALL.into_iter().filter(|&protocol| protocol != ProtocolKind::Ibec) {
+        holds_in_every_order("sums", protocol, &[fetch.clone(), add.clone()]);
+    }
+}
+
+#[test]
 fn a_word_that_two_ranks_add_to_in_every_order() {
     let add = Op::Atomic { at: 0, width: 4, op: rampool_sharing::AtomicOp::Add(3) };
     for protocol in ProtocolKind::ALL {
