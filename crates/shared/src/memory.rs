@@ -790,6 +790,18 @@ impl Mem for SharedMemory {
         }
     }
 
+    fn word(&mut self, page: PageIndex, page_bytes: usize, at: usize, width: usize) -> u64 {
+        if self.residency.place(page) == Place::Nowhere {
+            return 0;
+        }
+        self.bring(page);
+        let (from, bytes) = self.alias_of(page);
+        assert!(bytes == page_bytes && at + width <= bytes);
+        // SAFETY: inside of the page, as in `read_alias`: the eight aligned bytes around the word.
+        let around = unsafe { from.cast::<u64>().add(at / 8).read_volatile() };
+        around >> (at % 8 * 8) & (u64::MAX >> (64 - 8 * width))
+    }
+
     fn store(&mut self, page: PageIndex, diff: &Diff) {
         self.bring(page);
         self.residency.changed(page);

@@ -7,7 +7,7 @@
 //! | mode | seen | then |
 //! |---|---|---|
 //! | invalidate | nothing else | hlrc |
-//! | private | [`AGREE`] changes in a row by one rank | it becomes the home and writes without faults |
+//! | private | the first change by one rank alone, or [`AGREE`] in a row | it becomes the home and writes without faults |
 //! | push | a rank missed it after a change | for 1 change, then 2, 4 .. 64, the barrier sends it there |
 //! | stream | [`AGREE`] diffs in a row of 1/4 page or more, not under a lock | the writer streams, as in aurc |
 //! | lock-bound | [`BOUND`] releases in a row under a lock, ranks in turns | it rides on the lock's grant |
@@ -208,15 +208,19 @@ struct Single {
 pub(crate) struct Singles(BTreeMap<PageIndex, Single>);
 
 impl Singles {
-    /// The page has changed. Returns its new owner, if it should have one.
+    /// The page has changed. Returns its new owner, if it should have one: whoever changes it first, since its
+    /// home was chosen without regard to its use.
     pub fn changed(&mut self, page: PageIndex, writer: Option<Rank>) -> Option<Rank> {
         let known = self.0.get_mut(&page);
         match (known, writer) {
             (None, Some(writer)) => {
-                self.0.insert(page, Single { writer, changes: 1, needed: AGREE });
+                self.0.insert(page, Single { writer, changes: 1, needed: 1 });
+                Some(writer)
+            }
+            (None, None) => {
+                self.0.insert(page, Single { writer: Rank(0), changes: 0, needed: AGREE });
                 None
             }
-            (None, None) => None,
             (Some(single), writer) => {
                 if writer == Some(single.writer) {
                     single.changes = single.changes.saturating_add(1);
@@ -348,15 +352,22 @@ mod tests {
     }
 
     #[test]
+    fn a_page_of_several_writers_has_an_owner_once_two_changes_agree() {
+        let mut singles = Singles::default();
+        let owners = [None, Some(A), Some(B), Some(B)].map(|writer| singles.changed(PageIndex(3), writer));
+        assert_eq!(owners, [None, None, None, Some(B)]);
+    }
+
+    #[test]
     fn a_single_writer_becomes_the_owner_and_a_mistake_makes_that_harder() {
         let mut singles = Singles::default();
         let page = PageIndex(3);
         let mut changed = |writer| singles.changed(page, writer);
-        assert_eq!(changed(Some(A)), None);
-        assert_eq!(changed(Some(A)), Some(A));
+        assert_eq!(changed(Some(A)), Some(A), "the first");
         assert_eq!(changed(Some(A)), Some(A), "and stays it");
-        assert_eq!(changed(Some(B)), None);
-        assert_eq!(changed(Some(B)), None, "now four have to agree");
+        assert_eq!(changed(Some(B)), None, "now two have to agree");
+        assert_eq!(changed(Some(B)), Some(B));
+        assert_eq!(changed(Some(A)), None, "now four");
         assert_eq!(changed(None), None);
         let owners: Vec<_> = (0..4).map(|_| changed(Some(B))).collect();
         assert_eq!(owners, [None, None, None, Some(B)]);

@@ -156,6 +156,12 @@ pub trait Mem {
     /// Reads the whole page through the alias into `into` (as long as the page). Other threads may write
     /// meanwhile; each byte is one that was there at some instant of the call.
     fn snapshot(&mut self, page: PageIndex, into: &mut [u8]);
+    /// Reads a naturally aligned word of the page, of `width` bytes up to 8, as `snapshot` does.
+    fn word(&mut self, page: PageIndex, page_bytes: usize, at: usize, width: usize) -> u64 {
+        let mut all = vec![0; page_bytes];
+        self.snapshot(page, &mut all);
+        all[at..at + width].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+    }
     /// Whether examining the page takes no longer than copying it. A page that is away keeps its content, and
     /// a thread that touches it waits.
     fn is_near(&self, _page: PageIndex) -> bool {

@@ -246,15 +246,13 @@ impl Engine {
             plugin.fault(&mut cx, thread, word.page, writes);
             return true;
         }
-        let content = cx.snapshot(word.page);
-        let at = word.offset as usize;
-        let old = &content[at..at + usize::from(word.width)];
-        let before = old.iter().rev().fold(0_u64, |value, &byte| value << 8 | u64::from(byte));
-        let new = word.op.apply(before).to_le_bytes();
+        let (at, width) = (word.offset as usize, usize::from(word.width));
+        let before = cx.mem.word(word.page, cx.page_bytes(word.page), at, width);
+        let (old, new) = (before.to_le_bytes(), word.op.apply(before).to_le_bytes());
         let mut diff = Diff::default();
-        for (index, &byte) in old.iter().enumerate() {
-            if byte != new[index] {
-                diff.push(at + index, &[new[index]]);
+        for (index, (old, new)) in old.iter().zip(&new).enumerate().take(width) {
+            if old != new {
+                diff.push(at + index, std::slice::from_ref(new));
             }
         }
         if !diff.is_empty() {

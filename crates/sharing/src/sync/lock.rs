@@ -63,11 +63,13 @@ pub(crate) struct LockNode {
     /// were the last time.
     prompt: u8,
     prompted: u8,
+    /// The last one released its writes at once.
+    was_prompt: bool,
 }
 
 /// After a rank had to wait for writes that could have been sent earlier, this many critical sections release
-/// theirs at once; twice as many each time.
-const PROMPT: u8 = 8;
+/// theirs at once; twice as many each time, and half as many where this rank itself took the lock next.
+const PROMPT: u8 = 2;
 const LONGEST_PROMPT: u8 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -143,6 +145,14 @@ impl LockNode {
     fn asked_too_soon(&mut self) {
         self.prompted = self.prompted.saturating_mul(2).clamp(PROMPT, LONGEST_PROMPT);
         self.prompt = self.prompted;
+    }
+
+    /// This rank takes the lock again: if it sent the last section's writes at once, nobody wanted them.
+    fn taken_again(&mut self) {
+        if std::mem::take(&mut self.was_prompt) {
+            self.prompted /= 2;
+            self.prompt = self.prompt.min(self.prompted);
+        }
     }
 
     /// `owed`: the writes of a critical section wait for a request.
@@ -258,6 +268,7 @@ impl Engine {
                 node.streak += 1;
             }
             node.again = node.again.saturating_add(1);
+            node.taken_again();
             self.shared.stats.local_acquires += 1;
             self.lock_take(io, thread, lock, mode);
         } else if wait {
@@ -443,6 +454,7 @@ impl Engine {
         }
         let waits = node.prompt == 0;
         node.prompt = node.prompt.saturating_sub(1);
+        node.was_prompt = !waits;
         waits
     }
 

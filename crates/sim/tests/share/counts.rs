@@ -301,13 +301,19 @@ fn auto_gives_pages_to_their_single_writers_at_any_barrier() {
 
 #[test]
 fn auto_streams_pages_that_change_a_lot() {
-    // Two writers in turns, so that neither becomes the page's owner; the home is a third.
+    // Two writers at once and then in turns, so that neither becomes the page's owner; the home is a third.
     let writer = |own: u32| {
         let round = |number: u32| {
             let value = u8::try_from(number + 1).expect("few rounds");
-            let write = Op::Write { at: 0, len: 64, value };
-            let mut ops =
-                if number % 2 == own { vec![write, Op::Compute { ticks: 200 }] } else { Vec::new() };
+            let write = match number {
+                0 => Op::Write { at: 32 * own as usize, len: 32, value },
+                _ => Op::Write { at: 0, len: 64, value },
+            };
+            let mut ops = if number == 0 || number % 2 == own {
+                vec![write, Op::Compute { ticks: 200 }]
+            } else {
+                Vec::new()
+            };
             ops.push(barrier(number));
             ops
         };
