@@ -208,8 +208,8 @@ struct Single {
 pub(crate) struct Singles(BTreeMap<PageIndex, Single>);
 
 impl Singles {
-    /// The page has changed. Returns its new owner, if it should have one: whoever changes it first, since its
-    /// home was chosen without regard to its use.
+    /// The page has changed. Returns its new owner, if it should have one: whoever changes it first, since
+    /// its home was chosen without regard to its use.
     pub fn changed(&mut self, page: PageIndex, writer: Option<Rank>) -> Option<Rank> {
         let known = self.0.get_mut(&page);
         match (known, writer) {

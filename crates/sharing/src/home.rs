@@ -72,6 +72,22 @@ impl HomePage {
         cx.protect(page, self.access);
     }
 
+    /// Before a thread of the home needs it: makes it writable, so that each write that others have to learn
+    /// of is found at the next release. False if it is, or cannot be.
+    pub fn open(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> bool {
+        let is_closed = self.access != Protection::ReadWrite;
+        let can_be_compared = self.access == Protection::Read && !self.dirty && self.handed.is_none();
+        if !is_closed || (self.shared && !(can_be_compared && cx.is_near(page))) {
+            return false;
+        }
+        if self.shared {
+            let over = self.spare.0.take();
+            self.handed = Some(cx.snapshot_over(page, over));
+        }
+        self.access = Protection::ReadWrite;
+        true
+    }
+
     /// Later writes are not in copies that are made, and have to be noticed. True if the page has to be
     /// write-protected for that.
     pub fn close(&mut self, cx: &Cx<'_>) -> bool {

@@ -57,6 +57,8 @@ pub(crate) struct Hlrc {
     /// Messages for those pages.
     held: Vec<(Rank, Body)>,
     streams: Streams,
+    /// auto: pages that are written in order.
+    writes: Streams,
     /// Pages to ask for when the epoch begins.
     wanted: Vec<PageIndex>,
     /// Unanswered requests for pages ahead of their use.
@@ -152,6 +154,7 @@ impl Hlrc {
             pulling: BTreeMap::new(),
             held: Vec::new(),
             streams: Streams::default(),
+            writes: Streams::default(),
             wanted: Vec::new(),
             ahead: 0,
             lent: BTreeSet::new(),
@@ -580,6 +583,9 @@ impl Protocol for Hlrc {
                 self.dirty_homes.insert(page);
             }
             cx.retry(page);
+            if write {
+                self.open_behind(cx, page);
+            }
             return;
         }
         let pulling = self.pulling.contains_key(&page);
@@ -587,6 +593,7 @@ impl Protocol for Hlrc {
         if copy.valid {
             if write {
                 self.open_for_writing(cx, page);
+                self.open_behind(cx, page);
             } else {
                 copy.access = Protection::Read;
                 cx.protect(page, Protection::Read);

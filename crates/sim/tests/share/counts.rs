@@ -8,7 +8,7 @@ use rampool_sharing::{
 use rampool_sim::share::{Op, Report, Setup};
 use rampool_wire::units::{Extent, PageIndex};
 
-use crate::{barrier, lock, run, several, unlock};
+use crate::{barrier, lock, read, run, several, unlock};
 
 fn quiet(protocol: ProtocolKind, ranks: Vec<Vec<Vec<Op>>>) -> Setup {
     let mut setup = Setup::new(1, protocol, 8, 64, several(ranks));
@@ -297,6 +297,31 @@ fn auto_gives_pages_to_their_single_writers_at_any_barrier() {
     let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
     assert!(auto.homes_gained > 0 && hlrc.homes_gained == 0);
     assert!(auto.diffs * 2 < hlrc.diffs, "{auto:?} against {hlrc:?}");
+}
+
+#[test]
+fn auto_opens_pages_that_are_written_in_order() {
+    const PAGES: u32 = 32;
+    // Ranks in turns read and write every page, so that each is shared.
+    let writer = |own: u32| {
+        let round = |number: u32| {
+            let value = u8::try_from(number + 1).expect("few rounds");
+            let touch = |page: usize| [read(page * 64), Op::Write { at: page * 64, len: 16, value }];
+            let pages = if number % 2 == own { PAGES as usize } else { 0 };
+            let mut ops: Vec<Op> = (0..pages).map(|page| read(page * 64)).collect();
+            ops.extend((0..pages).flat_map(touch));
+            ops.push(barrier(number));
+            ops
+        };
+        vec![(0..6).flat_map(round).collect::<Vec<Op>>()]
+    };
+    let of = |protocol| {
+        let mut setup = Setup::new(1, protocol, PAGES, 64, several(vec![writer(0), writer(1)]));
+        (setup.slow_phases, setup.siblings, setup.idle) = (false, 0, 0);
+        report(setup).stats
+    };
+    let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
+    assert!(auto.write_faults * 2 < hlrc.write_faults, "{auto:?} against {hlrc:?}");
 }
 
 #[test]

@@ -25,10 +25,43 @@ use rampool_wire::units::PageIndex;
 
 /// The most pages that ride on one grant: a wrong guess costs no more than they do.
 const MOST_RIDING: usize = 8;
+/// The most pages that are opened for writing behind one that is written.
+const MOST_OPENED: u64 = 16;
 
 impl Hlrc {
     pub(super) fn adapts(&self) -> bool {
         self.kind == ProtocolKind::Auto
+    }
+
+    /// A thread begins to write a page. If it writes pages in order, the next ones are opened with it, since
+    /// each would take a fault: one that is not written costs a comparison at the next release, and no rank
+    /// is told of it.
+    pub(super) fn open_behind(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
+        if !self.adapts() || cx.shared.at_barrier {
+            return;
+        }
+        let ahead = self.writes.missed(page, MOST_OPENED);
+        let behind = cx.behind(page, ahead).collect::<Vec<_>>();
+        let opened = behind.into_iter().filter(|&page| self.prepare_to_write(cx, page)).collect::<Vec<_>>();
+        cx.protect_all(opened, Protection::ReadWrite);
+    }
+
+    /// Whether the page can be made writable now, by which its writes are noticed.
+    fn prepare_to_write(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> bool {
+        if self.is_master(cx, page) {
+            let opened = self.home(page).open(cx, page);
+            if self.homes[&page].handed.is_some() {
+                self.dirty_homes.insert(page);
+            }
+            return opened;
+        }
+        let can_be = |copy: &&mut Copy| copy.access == Protection::Read && copy.twin.is_none();
+        let Some(copy) = self.copies.get_mut(&page).filter(can_be) else { return false };
+        copy.twin = Some(cx.snapshot(page));
+        copy.access = Protection::ReadWrite;
+        self.twinned.insert(page);
+        cx.shared.stats.twins += 1;
+        true
     }
 
     /// Whether changes of this page are streamed while the rank is idle.
