@@ -22,7 +22,7 @@ pub mod zero_copy;
 pub use fabric::FabricError;
 pub use handshake::{Gate, Handshake, HandshakeError, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
-pub use means::{Carrier, LocalPolicy, Means, Transport};
+pub use means::{Carrier, Glance, LocalPolicy, Means, Transport};
 pub use rings::{RING_BYTES, probe_rings};
 pub use same_host::{SAME_HOST_VARIABLE, SameHost};
 pub use seal::{

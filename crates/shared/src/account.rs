@@ -185,10 +185,11 @@ impl Account {
         self.trace.is_some()
     }
 
-    /// Writes the CPU time that faults and clock readings take of a thread on this machine.
-    pub fn costs(&mut self, costs: &[Cost]) {
+    /// Writes the CPU time that faults and clock readings take of a thread on this machine, where a trace is
+    /// written.
+    pub fn costs(&mut self, of_faults: impl FnOnce() -> Vec<Cost>) {
         if let Some(trace) = &mut self.trace {
-            costs.iter().for_each(|cost| trace.cost(cost));
+            of_faults().into_iter().chain(Cost::of_the_clock()).for_each(|cost| trace.cost(&cost));
         }
     }
 

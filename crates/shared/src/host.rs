@@ -29,7 +29,7 @@ use super::line::{Incoming, Line, LineError, Stay};
 use super::memory::{FaultAt, SharedMemory};
 use super::stats::SharedStats;
 use super::watch::{Ready, Watch};
-use rampool_net::transport::Means;
+use rampool_net::transport::{Glance, Means};
 use relink::{Link, Links};
 use waiters::{Waiters, Wake};
 pub(super) use waits::Waiting;
@@ -390,6 +390,7 @@ impl Host {
     /// Begins to leave the run. The outcome comes when all ranks leave. A lock that is still held ends the
     /// run, since it could never be given back.
     pub fn leave(&mut self, thread: ThreadId) {
+        self.recall();
         if self.stopped.is_none()
             && let Some((holder, lock)) = self.holder()
         {
@@ -400,10 +401,16 @@ impl Host {
             self.complete(thread, Outcome::Stopped(reason.clone()));
             return;
         }
+        self.memory.lent().close();
         self.account.conclude(self.engine.stats());
         self.leaving = Leaving::Wanted(thread);
         self.look_for_end();
         self.waiters.need_service();
+    }
+
+    /// The connections that show without this rank's lock whether something has come.
+    pub fn glances(&self) -> Vec<Glance> {
+        self.peers.iter().flatten().filter_map(|peer| peer.line.glance()).collect()
     }
 
     /// Whether operations are possible at all.
@@ -506,6 +513,24 @@ impl Host {
         }
         self.looked(any, now);
         any
+    }
+
+    /// Takes what has come through shared memory: the thread that begins an operation is awake, the service
+    /// thread, which was rung, has to wake up first.
+    pub fn take_what_has_come(&mut self) {
+        let has_come = |rank: &Rank| {
+            self.peers[usize::from(rank.0)].as_ref().is_some_and(|peer| !peer.closed && peer.line.has_come())
+        };
+        if !self.nearby.iter().any(has_come) {
+            return;
+        }
+        let takes = self.waiters.habits.takes_messages(self.engine.stats());
+        self.memory.lent().let_look(takes);
+        if takes {
+            let now = Instant::now();
+            let any = self.take_nearby(now);
+            self.looked(any, now);
+        }
     }
 
     /// Takes everything on the connections in `ready`, and in shared memory.
@@ -902,10 +927,18 @@ impl Host {
         self.memory.begin_event();
         self.engine.handle(event, &mut self.memory, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
+        while let Some((lock, thread)) = self.memory.recalled.pop() {
+            self.holds(thread, lock);
+        }
         for action in actions.drain(..) {
             self.act(action);
         }
         self.actions = actions;
+    }
+
+    /// Every lock that is lent to threads comes back.
+    fn recall(&mut self) {
+        self.handle(Event::Recall);
     }
 
     fn act(&mut self, action: Action) {
@@ -979,6 +1012,7 @@ impl Host {
             failure::die(self.rank, &format!("a thread waits for {page}, which cannot come: {reason}"));
         }
         self.in_barrier.clear();
+        self.memory.lent().close();
         self.stopped = Some(reason);
     }
 
@@ -1025,13 +1059,37 @@ impl Host {
 
     /// Sends everything queued.
     pub fn flush(&mut self) {
+        self.flush_by(Line::flush);
+    }
+
+    /// As [`Host::flush`], but wakes no rank that shares memory with this one: [`Host::end_quiet`] does.
+    pub fn flush_quietly(&mut self) {
+        self.flush_by(Line::flush_quietly);
+    }
+
+    /// Whether a thread that waits may wake its peers a moment later: often they have answered by then.
+    pub fn may_be_quiet_at_first(&mut self) -> bool {
+        self.waiters.habits.patience.takes()
+    }
+
+    /// The moment is over. Wakes those that sleep and have not taken what was sent to them.
+    pub fn end_quiet(&mut self, is_answered: bool) {
+        self.waiters.habits.patience.tried(1, is_answered.into());
+        for rank in &self.nearby {
+            if let Some(peer) = self.peers[usize::from(rank.0)].as_ref().filter(|peer| !peer.closed) {
+                peer.line.ring();
+            }
+        }
+    }
+
+    fn flush_by(&mut self, flush: fn(&mut Line) -> Result<bool, LineError>) {
         self.unsent = Unsent::Nothing;
         let mut failed = Vec::new();
         for (peer, rank) in self.peers.iter_mut().zip(0..) {
             let Some(peer) = peer.as_mut().filter(|peer| !peer.closed && peer.line.has_backlog()) else {
                 continue;
             };
-            match peer.line.flush() {
+            match flush(&mut peer.line) {
                 Ok(all) if all == peer.backlog => {
                     peer.backlog = !all;
                     if let Some(fd) = peer.line.fd().filter(|_| peer.line.shows_room()) {
@@ -1118,6 +1176,8 @@ impl Host {
 
     /// A region exists from now on. False: it cannot be mapped, and the run is over.
     fn open(&mut self, region: RegionConfig) -> bool {
+        // Its protocol may have to know who holds which lock.
+        self.recall();
         let opened = self.memory.open_region(region).map_err(|error| error.to_string());
         let added = opened.and_then(|()| self.engine.add_region(region).map_err(|error| error.to_string()));
         if let Err(error) = added {
@@ -1246,7 +1306,8 @@ impl Host {
         }
     }
 
-    pub fn stats(&self) -> SharedStats {
+    pub fn stats(&mut self) -> SharedStats {
+        self.recall();
         SharedStats {
             engine: self.engine.stats().clone(),
             overhead_bytes: self.engine.overhead_bytes() as u64,
@@ -1259,10 +1320,12 @@ impl Host {
     }
 
     pub fn start_measuring(&mut self) {
+        self.recall();
         self.account.start(self.engine.stats());
     }
 
     pub fn stop_measuring(&mut self) {
+        self.recall();
         self.account.stop(self.engine.stats());
     }
 

@@ -18,6 +18,7 @@
 //!   servers       pages beyond the budget             datagrams UDP instead of lines
 //!   error, stats  errors, counts                      failure   ends the process when its run ends
 //!   account       times, and the trace                outside   processes outside the run
+//!   lent          locks taken without the one lock    habit     what mostly pays is done
 //!   direct        bytes of regions without their pages
 //! ```
 //!
@@ -65,7 +66,9 @@ mod direct;
 pub mod environment;
 mod error;
 mod failure;
+mod habit;
 mod host;
+mod lent;
 mod line;
 mod memory;
 mod mesh;
@@ -102,15 +105,17 @@ pub use rampool_sharing::{
 pub use servers::ServersError;
 pub use stats::{Kind, SharedStats};
 
-use account::{Account, Cost};
+use account::Account;
 use datagrams::Datagrams;
 use host::{Host, Outcome, Slot, Waiting};
+use lent::{Lent, Name};
 use memory::SharedMemory;
 use mesh::Mesh;
 use rampool_kernel::birthplace::Birthplace;
 use rampool_kernel::thread::SignalsHeld;
 use rampool_kernel::thread_end::ThreadEnd;
 use rampool_net::adaptive_spin::AdaptiveSpin;
+use rampool_net::transport::Glance;
 use rampool_sharing::control::{Answer, Demand};
 use rampool_sharing::{
     BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId,
@@ -128,6 +133,8 @@ const LOOKS_A_YIELD: u32 = 8;
 /// time: milliseconds. From then on that thread gets short slices, unless it belongs to another rank, which
 /// pollers would then interrupt.
 const LONG_YIELD: Duration = Duration::from_micros(500);
+/// A waiting thread wakes nobody for so long: a peer whose threads call all the time answers by itself.
+const PATIENCE: Duration = Duration::from_micros(8);
 /// How often a waiting thread calls what it was given by [`look_while_waiting`].
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The runtime's own locks begin here.
@@ -149,6 +156,8 @@ struct Inner {
     config: SharedConfig,
     host: Mutex<Host>,
     watch: Arc<Watch>,
+    lent: Arc<Lent>,
+    glances: Vec<Glance>,
     threads: AtomicU16,
     finished: AtomicBool,
     semaphores: Region,
@@ -385,10 +394,7 @@ impl Shared {
         });
         let mut account = Account::new(Rank(config.rank), config.protocol.name(), config.threads)
             .map_err(JoinError::Trace)?;
-        if account.is_traced() {
-            let costs: Vec<Cost> = memory.costs_of_faults().into_iter().chain(Cost::of_the_clock()).collect();
-            account.costs(&costs);
-        }
+        account.costs(|| memory.begin_trace());
         let watch = watch(&memory, &lines, datagrams.as_ref()).map_err(JoinError::Socket)?;
         let mut host = Host::new(&config, &engine, memory, lines, datagrams, Arc::clone(&watch), account)?;
         let orders = Arc::new(relink::Orders::new().map_err(JoinError::Socket)?);
@@ -405,6 +411,8 @@ impl Shared {
             threads: AtomicU16::new(config.threads),
             crowd: config.crowded.then(|| Mutex::new(AdaptiveSpin::new(config.spin))),
             traced: host.account.is_traced(),
+            lent: Arc::clone(host.memory.lent()),
+            glances: host.glances(),
             host: Mutex::new(host),
             watch,
             finished: AtomicBool::new(false),
@@ -571,6 +579,9 @@ impl Shared {
     /// # Errors
     /// If this thread holds it already.
     pub fn lock(&self, lock: u64) -> Result<(), SharedError> {
+        if self.take_lent(Name::of_lock(LockId(lock)), true).is_some() {
+            return Ok(());
+        }
         self.lock_in(self.user_lock(lock)?, LockMode::Exclusive, true).map(drop)
     }
 
@@ -579,6 +590,9 @@ impl Shared {
     /// # Errors
     /// As [`Shared::lock`].
     pub fn try_lock(&self, lock: u64) -> Result<bool, SharedError> {
+        if self.take_lent(Name::of_lock(LockId(lock)), true).is_some() {
+            return Ok(true);
+        }
         self.lock_in(self.user_lock(lock)?, LockMode::Exclusive, false)
     }
 
@@ -613,6 +627,9 @@ impl Shared {
     /// # Errors
     /// If this thread does not hold it.
     pub fn unlock(&self, lock: u64) -> Result<(), SharedError> {
+        if self.give_lent(Name::of_lock(LockId(lock))) {
+            return Ok(());
+        }
         self.unlock_any(self.user_lock(lock)?)
     }
 
@@ -770,6 +787,9 @@ impl Shared {
     /// # Errors
     /// If no such word is in shared memory.
     pub fn atomic(&self, address: usize, width: u8, op: AtomicOp) -> Result<u64, SharedError> {
+        if let Some(before) = self.change_lent(address, width, op)? {
+            return Ok(before);
+        }
         let (page, offset) = self.locate(address)?;
         match self.operate(SyncOp::Atomic { page, offset, width, op }, Waiting::Word { address })? {
             OpResult::Value(before) => Ok(before),
@@ -854,7 +874,7 @@ impl Shared {
 
     #[must_use]
     pub fn stats(&self) -> SharedStats {
-        self.inner.enter().map(|host| host.stats()).unwrap_or_default()
+        self.inner.enter().map(|mut host| host.stats()).unwrap_or_default()
     }
 
     /// Counts what `rampool launch --stats` shows from here on: [`Shared::stats`] begins at zero again,
@@ -939,10 +959,16 @@ impl Shared {
             return Err(SharedError::Finished { rank: self.rank() });
         }
         host.enter(thread, what, computed);
+        host.take_what_has_come();
         begin(&mut host, thread);
         let mut outcome = slot.take();
         let waits = outcome.is_none();
-        host.flush();
+        let quiet = waits && !inner.config.crowded && what.is_answered_soon() && host.may_be_quiet_at_first();
+        if quiet {
+            host.flush_quietly();
+        } else {
+            host.flush();
+        }
         if waits {
             // After sending, so that the messages travel meanwhile. If the answer is here already, the
             // service thread is woken in vain.
@@ -952,7 +978,7 @@ impl Shared {
             if ring {
                 inner.watch.ring();
             }
-            let (came, driver) = self.wait_for(&slot, thread, what, &signals);
+            let (came, driver) = self.wait_for(&slot, thread, what, quiet, &signals);
             (outcome, host) = (Some(came), driver);
         }
         let outcome = outcome.expect("it has been waited for");
@@ -976,6 +1002,7 @@ impl Shared {
         slot: &Slot,
         thread: ThreadId,
         what: Waiting,
+        quiet: bool,
         signals: &SignalsHeld,
     ) -> (Outcome, Driver<'_>) {
         let inner = &*self.inner;
@@ -984,15 +1011,19 @@ impl Shared {
         let mut deadline = limit.map(|limit| began + limit);
         let mut ready = Ready::default();
         let (mut looks, spin) = (true, inner.spin());
+        let mut quiet_until = quiet.then(|| began + PATIENCE);
         let (mut look, mut slept) = (LOOK.get(), false);
         loop {
             if slept && signals.released(|| interrupts(&mut look)) {
                 self.abort("it was interrupted");
             }
             if looks {
-                self.look_for(slot, spin, &mut ready);
+                self.look_for(slot, spin, &mut quiet_until, &mut ready);
             }
             let mut host = inner.lock();
+            if quiet_until.take().is_some() {
+                host.end_quiet(slot.is_ready());
+            }
             if let Some(outcome) = slot.take() {
                 if looks {
                     host.end_looking();
@@ -1035,7 +1066,7 @@ impl Shared {
     }
 
     /// Polls for the end of the operation until nothing has come for a while.
-    fn look_for(&self, slot: &Slot, spin: Duration, ready: &mut Ready) {
+    fn look_for(&self, slot: &Slot, spin: Duration, quiet_until: &mut Option<Instant>, ready: &mut Ready) {
         let inner = &*self.inner;
         if spin.is_zero() || inner.config.ranks > MOST_LOOKED_AT {
             return;
@@ -1049,6 +1080,10 @@ impl Shared {
             }
             match inner.try_lock() {
                 Some(mut host) => {
+                    if quiet_until.is_some_and(|until| until <= now) {
+                        *quiet_until = None;
+                        host.end_quiet(false);
+                    }
                     if host.look(ready, now) {
                         since = now;
                     } else {

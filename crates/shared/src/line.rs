@@ -12,7 +12,9 @@ use rampool_sharing::control::{Control, FrameKind, Framed, deframe};
 use rampool_sharing::stream::{Limits, Stream};
 use rampool_sharing::{Malformed, Message};
 
-use rampool_net::transport::{Carrier, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Means, Peer, Seal, TAG_BYTES};
+use rampool_net::transport::{
+    Carrier, Glance, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Means, Peer, Seal, TAG_BYTES,
+};
 
 /// Why a connection is broken.
 #[derive(Debug, thiserror::Error)]
@@ -279,6 +281,16 @@ impl Line {
         self.means() == Means::RINGS
     }
 
+    /// Whether something can be received, where that shows without a system call.
+    pub fn has_come(&self) -> bool {
+        self.carrier.as_ref().is_some_and(|carrier| carrier.has_come())
+    }
+
+    /// Shows that to threads that do not have the connection.
+    pub fn glance(&self) -> Option<Glance> {
+        self.carrier.as_ref()?.glance()
+    }
+
     /// Whether the connection is encrypted.
     pub fn is_sealed(&self) -> bool {
         self.seal.is_some()
@@ -392,6 +404,27 @@ impl Line {
                     return Ok(false);
                 }
             }
+        }
+    }
+
+    /// As [`Line::flush`], but wakes no peer: [`Line::ring`] does that later.
+    pub fn flush_quietly(&mut self) -> Result<bool, LineError> {
+        self.hold_doorbell(true);
+        let flushed = self.flush();
+        self.hold_doorbell(false);
+        flushed
+    }
+
+    fn hold_doorbell(&mut self, held: bool) {
+        if let Some(carrier) = &mut self.carrier {
+            carrier.hold_doorbell(held);
+        }
+    }
+
+    /// Wakes the peer if it sleeps and has not taken everything.
+    pub fn ring(&self) {
+        if let Some(carrier) = &self.carrier {
+            carrier.ring();
         }
     }
 

@@ -18,16 +18,19 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rampool_kernel::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork, prefetch};
 use rampool_kernel::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
+use rampool_sharing::config::word_of;
 use rampool_sharing::residency::{Place, Residency};
-use rampool_sharing::{Diff, Mem, Protection, Rank, RegionConfig};
+use rampool_sharing::{Diff, LockId, Mem, Protection, Rank, Recalled, RegionConfig, ThreadId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::account::{Cost, SAMPLES, cpu_of_this_thread};
 use super::failure;
+use super::lent::{Lent, Name};
 use super::servers::{Servers, ServersError};
 
 /// Required kernel features: write protection and minor faults on shared memory (Linux 5.19).
@@ -92,6 +95,9 @@ pub struct SharedMemory {
     residency: Residency,
     servers: Option<Servers>,
     pub traffic: Traffic,
+    lent: Arc<Lent>,
+    /// Locks that were recalled from the threads that hold them.
+    pub recalled: Vec<(LockId, ThreadId)>,
 }
 
 /// Bytes to and from memory servers.
@@ -177,6 +183,8 @@ impl SharedMemory {
             residency: Residency::default(),
             servers: None,
             traffic: Traffic::default(),
+            lent: Arc::new(Lent::new()),
+            recalled: Vec::new(),
         };
         memory.try_write_protected_install()?;
         Ok(memory)
@@ -188,6 +196,24 @@ impl SharedMemory {
         assert!(self.regions.is_empty(), "the budget is set before there are pages");
         self.residency = Residency::new(Some(budget));
         self.servers = servers;
+    }
+
+    /// Where locks are lent to this rank's threads.
+    pub fn lent(&self) -> &Arc<Lent> {
+        &self.lent
+    }
+
+    /// The lock's name where it is lent. `None`: it never is.
+    fn name_of(&self, lock: LockId) -> Option<Name> {
+        match word_of(lock) {
+            None => Name::of_lock(lock),
+            Some((page, offset)) => {
+                let (start, bytes) = self.place(page);
+                let offset = usize::try_from(offset).expect("64-bit addresses");
+                // A page's own lock has a number behind its words.
+                if offset < bytes { Name::of_word(start + offset) } else { None }
+            }
+        }
     }
 
     /// Opens a context, or reports the missing feature.
@@ -225,12 +251,18 @@ impl SharedMemory {
         }
     }
 
+    /// A trace has each operation, so no lock is lent from now on. Returns [`Self::costs_of_faults`].
+    pub fn begin_trace(&self) -> Vec<Cost> {
+        self.lent.close();
+        self.costs_of_faults()
+    }
+
     /// The CPU time of a thread that waits for a page, in addition to waiting: for a read, and for a write to
     /// a page that it can read already. Measured on the page where installing was tried, with a thread that
     /// serves the faults from its sleep. Empty if that thread cannot be started.
     ///
     /// Only before regions are opened: afterwards faults are the program's.
-    pub fn costs_of_faults(&self) -> Vec<Cost> {
+    fn costs_of_faults(&self) -> Vec<Cost> {
         assert!(self.regions.is_empty(), "faults are measured before there are any");
         let offset = self.view.bytes() - OS_PAGE_BYTES;
         let (page, alias) = (self.view.start() + offset, self.alias.start() + offset);
@@ -887,6 +919,21 @@ impl Mem for SharedMemory {
             let region = self.region(page);
             self.give_back(region.offset_of(page), region.page_bytes());
         }
+    }
+
+    fn lend(&mut self, lock: LockId) -> bool {
+        self.name_of(lock).is_some_and(|name| self.lent.lend(name))
+    }
+
+    fn recall(&mut self, lock: LockId) -> Recalled {
+        let name = self.name_of(lock).expect("it was lent");
+        let recalled = self.lent.recall(name);
+        self.recalled.extend(recalled.holder.map(|thread| (lock, thread)));
+        recalled
+    }
+
+    fn begin_release(&mut self) {
+        self.lent.begin_release();
     }
 
     fn clear(&mut self, pages: Extent) {

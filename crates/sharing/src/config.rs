@@ -216,8 +216,16 @@ pub(crate) struct Tables {
 const WORD_LOCK: u64 = 1 << 63;
 
 /// The lock of the word at `offset` of `page`.
-pub(crate) fn word_lock(page: PageIndex, offset: u32) -> LockId {
+#[must_use]
+pub fn word_lock(page: PageIndex, offset: u32) -> LockId {
     LockId(WORD_LOCK | page.0 << 17 | u64::from(offset))
+}
+
+/// The page of a word's lock, and the word's offset in it. `None`: the program names the lock.
+#[must_use]
+pub fn word_of(lock: LockId) -> Option<(PageIndex, u64)> {
+    let number = lock.0 & !WORD_LOCK;
+    (number != lock.0).then_some((PageIndex(number >> 17), number & ((1 << 17) - 1)))
 }
 
 /// The lock of a whole page, for operations on several of its words. No word has this number.

@@ -36,6 +36,8 @@ pub struct Engine {
     pub(crate) owed: BTreeMap<LockId, ThreadId>,
     /// Releases that their manager has not acknowledged.
     pub(crate) unacked: u32,
+    /// The lock that another rank got from this one, unless this rank has requested any since.
+    pub(crate) handed_over: Option<LockId>,
     pub(crate) words: BTreeMap<ThreadId, Word>,
     pub(crate) directs: BTreeMap<ThreadId, Direct>,
     /// Messages of a later epoch.
@@ -87,6 +89,7 @@ impl Engine {
             pending: VecDeque::new(),
             owed: BTreeMap::new(),
             unacked: 0,
+            handed_over: None,
             words: BTreeMap::new(),
             directs: BTreeMap::new(),
             parked: Vec::new(),
@@ -193,6 +196,7 @@ impl Engine {
             }
             Event::Evict { pages } => self.evict(io, pages),
             Event::Freed { pages, renew } => self.freed(io, pages, renew),
+            Event::Recall => self.recall_all(io),
             Event::Idle { budget_bytes } => {
                 if !self.barrier.is_inside() {
                     self.each(io, |plugin, cx| plugin.idle(cx, budget_bytes));
@@ -260,6 +264,8 @@ impl Engine {
     }
 
     fn freed(&mut self, io: &mut Io<'_>, pages: Extent, renew: bool) {
+        // Other words may come to lie there.
+        self.recall_all(io);
         for pages in self.by_region(pages) {
             if let Some((plugin, mut cx)) = self.plugin_of(io, pages.first) {
                 plugin.freed(&mut cx, pages);

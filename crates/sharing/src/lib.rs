@@ -184,6 +184,29 @@ pub trait Mem {
     /// These pages, all of one region, are unused, whatever their protection, which stays. Their memory goes
     /// back, and they read as zeroes.
     fn clear(&mut self, pages: Extent);
+    /// Lends a lock, which is here and free, to the threads of this rank: from now on they take it
+    /// (exclusively) and give it back without the engine, until it is recalled. False: it is not lent.
+    fn lend(&mut self, _lock: LockId) -> bool {
+        false
+    }
+    /// A lock that was lent is so no more: the next operation on it is the engine's.
+    fn recall(&mut self, _lock: LockId) -> Recalled {
+        Recalled::default()
+    }
+    /// The engine is about to release what was written so far. Uses of lent locks that end from now on are
+    /// told apart from earlier ones ([`Recalled::used`]).
+    fn begin_release(&mut self) {}
+}
+
+/// What became of a lock that was lent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Recalled {
+    /// How often threads took it.
+    pub times: u32,
+    /// One gave it back since the last [`Mem::begin_release`] began.
+    pub used: bool,
+    /// The one that holds it.
+    pub holder: Option<ThreadId>,
 }
 
 /// An input of the engine.
@@ -212,6 +235,8 @@ pub enum Event<'a> {
     Freed { pages: Extent, renew: bool },
     /// This rank cannot be reached any more, and how that was detected.
     PeerLost { peer: Rank, how: &'a str },
+    /// Every lock that is lent to threads ([`Mem::lend`]) comes back.
+    Recall,
     /// The host ends the run.
     Stop { why: &'a str },
 }

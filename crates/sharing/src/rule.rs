@@ -71,6 +71,8 @@ pub enum Rule {
     EvictLent,
     /// `auto`: writes that wait for a request of a lock are available before the lock leaves.
     Owed,
+    /// What was written under a lock that was lent is available before the lock leaves.
+    Lent,
     /// A rank's own stores go to the home before a direct operation reads or changes the page there.
     DirectRelease,
     /// Others learn of the changes of a direct operation.
@@ -80,7 +82,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -113,6 +115,7 @@ impl Rule {
         Self::EvictTold,
         Self::EvictLent,
         Self::Owed,
+        Self::Lent,
         Self::DirectRelease,
         Self::DirectTold,
         Self::DirectOwn,

@@ -29,6 +29,10 @@ pub struct Stats {
     pub lock_acquires: u64,
     /// Acquires that needed no message.
     pub local_acquires: u64,
+    /// Locks that went straight to another rank, and how many of those were the next one that this rank
+    /// requested.
+    pub handed_over: u64,
+    pub wanted_back: u64,
     pub barriers: u64,
     /// `aurc`: bytes streamed before the release, and bytes left for it.
     pub streamed_bytes: u64,

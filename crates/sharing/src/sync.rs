@@ -90,6 +90,7 @@ impl Engine {
             SyncOp::Lock { lock, mode, wait } => self.lock_begin(io, thread, lock, mode, wait),
             SyncOp::Unlock { lock } => self.unlock(io, thread, lock, OpResult::Ok),
             SyncOp::Wait { cond, lock } => {
+                self.recall(io, lock);
                 if self.holds_exclusively(thread, lock) {
                     let mode = LockMode::Exclusive;
                     self.release(io, Scope::Lock { thread, lock, mode }, After::Wait { thread, lock, cond });
@@ -128,6 +129,7 @@ impl Engine {
     /// when they are.
     fn release(&mut self, io: &mut Io<'_>, scope: Scope, after: After) {
         let from = self.shared.flushes.next();
+        io.mem.begin_release();
         self.each(io, |plugin, cx| plugin.release(cx, scope));
         let upto = self.shared.flushes.next();
         let owed = std::mem::take(&mut self.owed).into_keys();
@@ -139,6 +141,12 @@ impl Engine {
         } else {
             self.pending.push_back(pending);
         }
+    }
+
+    /// `after` follows when everything released so far is available.
+    fn wait_for_flushes(&mut self, after: After) {
+        let upto = self.shared.flushes.next();
+        self.pending.push_back(Pending { after, from: upto, upto });
     }
 
     /// Continues one waiting operation. False if there is none.

@@ -8,11 +8,14 @@ use super::seal::Seal;
 use super::tcp::{self, Peer, Stream, iovec, iovec_mut};
 use super::{Piece, PieceMut};
 use crate::key::Key;
+use rampool_kernel::sealed::SealedMemory;
 use rampool_ucx::Context;
 use rampool_wire::session::Encryption;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// By what means a connection's bytes travel.
@@ -34,6 +37,23 @@ impl Means {
 impl std::fmt::Display for Means {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.0)
+    }
+}
+
+/// Shows whether a connection has received something, to threads that do not have the connection.
+pub struct Glance {
+    pub(super) memory: Arc<SealedMemory>,
+    /// Where the peer counts what it has written.
+    pub(super) written: usize,
+    /// How much of that was taken.
+    pub(super) taken: Arc<AtomicU64>,
+}
+
+impl Glance {
+    /// Whether something has come that nobody has taken.
+    #[must_use]
+    pub fn has_come(&self) -> bool {
+        self.memory.word64(self.written).load(Ordering::Relaxed) != self.taken.load(Ordering::Relaxed)
     }
 }
 
@@ -69,6 +89,22 @@ pub trait Transport: Send {
     fn asks_kernel(&self) -> bool {
         false
     }
+
+    /// Whether something can be received. Asks no kernel: false where only that knows.
+    fn has_come(&self) -> bool {
+        false
+    }
+
+    /// Shows the same from elsewhere, where [`Transport::has_come`] can tell.
+    fn glance(&self) -> Option<Glance> {
+        None
+    }
+
+    /// Sends wake no peer while its doorbell is held. Whoever holds it [rings](Transport::ring) later.
+    fn hold_doorbell(&mut self, _held: bool) {}
+
+    /// Wakes the peer if it sleeps and has not taken everything that was sent.
+    fn ring(&self) {}
 
     /// Whether both ends have mapped the memory through which the bytes go, and can share more.
     fn shares_memory(&self) -> bool {

@@ -9,7 +9,9 @@
 //! that has said in the shared memory that it sleeps. Its end is the end of the peer; what the peer wrote
 //! before is read first.
 
-use super::means::{Carrier, LocalPolicy, Means, Next, Setup, SetupError, Side, Transport, TransportKind};
+use super::means::{
+    Carrier, Glance, LocalPolicy, Means, Next, Setup, SetupError, Side, Transport, TransportKind,
+};
 use super::tcp::{Peer, Stream};
 use rampool_kernel::sealed::{SealedError, SealedMemory};
 use rampool_wire::rings::{Direction, Geometry, OFFER_BYTES, Offer, OfferError, Reader, Span, Word, Writer};
@@ -17,7 +19,8 @@ use rampool_wire::session::features;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Bytes of each ring to a server: both together, and what they are copied from or to, fit the caches that
 /// two neighbouring cores have.
@@ -44,17 +47,21 @@ impl Means {
 /// One side of a pair of rings.
 struct Rings {
     stream: Stream,
-    memory: SealedMemory,
+    memory: Arc<SealedMemory>,
     geometry: Geometry,
     /// The ring that this side writes into.
     out: Direction,
     writer: Writer,
     reader: Reader,
+    /// What the reader has taken, for those who [glance](Transport::glance).
+    taken: Arc<AtomicU64>,
     /// This side has said that it sleeps, as a reader and as a writer, and not yet taken it back.
     asleep: Cell<[bool; 2]>,
     /// The peer was about to ring, and the doorbell had not arrived.
     late: bool,
     looks: u32,
+    /// Sends do not wake the peer.
+    held: bool,
     /// The socket has ended.
     ended: bool,
     /// What a client has handed over with doorbells, until it is asked for.
@@ -66,14 +73,16 @@ impl Rings {
         let (writer, reader) = (Writer::new(geometry), Reader::new(geometry));
         Self {
             stream,
-            memory,
+            memory: Arc::new(memory),
             geometry,
             out,
             writer,
             reader,
+            taken: Arc::default(),
             asleep: Cell::new([false; 2]),
             late: false,
             looks: 0,
+            held: false,
             ended: false,
             handed: Vec::new(),
         }
@@ -118,10 +127,13 @@ impl Rings {
         self.memory
             .word64(self.geometry.word(self.out, Word::Written))
             .store(self.writer.written(), Ordering::Release);
-        self.wake(self.out, Word::ReaderSleeps);
+        if !self.held {
+            self.wake(self.out, Word::ReaderSleeps);
+        }
     }
 
     fn publish_read(&self) {
+        self.taken.store(self.reader.read(), Ordering::Relaxed);
         let direction = self.out.reverse();
         self.memory
             .word64(self.geometry.word(direction, Word::Read))
@@ -240,8 +252,27 @@ impl Transport for Rings {
         }
         self.look_at_socket();
         // What was written before the end comes first.
-        let over = self.ended && !self.reader.would_read(self.count(self.out.reverse(), Word::Written));
+        let over = self.ended && !self.has_come();
         Ok(over.then_some(0))
+    }
+
+    fn has_come(&self) -> bool {
+        self.reader.would_read(self.count(self.out.reverse(), Word::Written))
+    }
+
+    fn glance(&self) -> Option<Glance> {
+        let written = self.geometry.word(self.out.reverse(), Word::Written);
+        Some(Glance { memory: Arc::clone(&self.memory), written, taken: Arc::clone(&self.taken) })
+    }
+
+    fn hold_doorbell(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    fn ring(&self) {
+        if self.count(self.out, Word::Read) != self.writer.written() {
+            self.wake(self.out, Word::ReaderSleeps);
+        }
     }
 
     fn shares_memory(&self) -> bool {
@@ -260,7 +291,7 @@ impl Transport for Rings {
         // The peer publishes, then checks whether this side sleeps; this side says that it sleeps, then
         // checks what is published. One of the two sees the other.
         fence(Ordering::SeqCst);
-        let readable = reading && self.reader.would_read(self.count(self.out.reverse(), Word::Written));
+        let readable = reading && self.has_come();
         let writable = writing && self.writer.would_write(self.count(self.out, Word::Read));
         !(readable || writable || self.ended)
     }

@@ -15,6 +15,8 @@ use std::time::Instant;
 
 use rampool_sharing::ThreadId;
 
+use crate::habit::Habits;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Waiters {
@@ -32,6 +34,7 @@ pub(super) struct Waiters {
     needs_service: bool,
     /// When it looks by itself.
     planned: Instant,
+    pub habits: Habits,
 }
 
 /// Whom to wake because memory that is shared with a peer has something.
@@ -52,6 +55,7 @@ impl Waiters {
             wakes_service: true,
             needs_service: false,
             planned: now,
+            habits: Habits::new(),
         }
     }
 

@@ -61,6 +61,11 @@ impl Waiting {
         }
     }
 
+    /// Whether the answer takes no longer than messages do, where nobody else is in the way.
+    pub fn is_answered_soon(self) -> bool {
+        matches!(self, Self::Lock(_) | Self::Word { .. })
+    }
+
     /// The lock of a lock operation.
     fn lock(self) -> Option<LockId> {
         match self {
@@ -165,6 +170,7 @@ impl Host {
 
     /// The thread has ended. If it holds a lock, the run ends: that lock could never be taken again.
     pub fn dismiss(&mut self, thread: ThreadId) {
+        self.recall();
         if let Some(&Held { lock, .. }) = self.threads[usize::from(thread.0)].held.first()
             && !self.is_leaving()
         {
@@ -173,6 +179,11 @@ impl Host {
         }
         self.threads[usize::from(thread.0)].held.clear();
         self.idle_threads.push_back(thread);
+    }
+
+    /// The thread has taken the lock without the rank.
+    pub(super) fn holds(&mut self, thread: ThreadId, lock: LockId) {
+        self.threads[usize::from(thread.0)].held.push(Held { lock, since: Instant::now() });
     }
 
     /// A thread of this rank that holds a lock.

@@ -124,6 +124,8 @@ impl Engine {
         self.barrier.threads.push(thread);
         if self.barrier.threads.len() == usize::from(threads) {
             self.barrier.stage = Stage::Releasing;
+            // Inside nothing is released.
+            self.recall_all(io);
             self.release(io, Scope::Barrier, After::Arrive);
         }
     }

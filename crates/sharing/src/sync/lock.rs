@@ -26,7 +26,8 @@ use crate::message::{Ask, Info, LockState, Part};
 use crate::protocol::unexpected;
 use crate::rule::Rule;
 use crate::{
-    Body, Checked, CondId, Io, LockId, LockMode, LockPath, OpError, OpResult, ProtocolKind, Rank, ThreadId,
+    Body, Checked, CondId, Io, LockId, LockMode, LockPath, OpError, OpResult, ProtocolKind, Rank, Recalled,
+    ThreadId,
 };
 
 /// A lock at a rank that uses it.
@@ -65,6 +66,8 @@ pub(crate) struct LockNode {
     prompted: u8,
     /// The last one released its writes at once.
     was_prompt: bool,
+    /// It is lent to this rank's threads, since the last critical section of this one.
+    lent_after: Option<ThreadId>,
 }
 
 /// After a rank had to wait for writes that could have been sent earlier, this many critical sections release
@@ -163,6 +166,10 @@ impl LockNode {
         assert!(self.readers.is_empty() || self.have == Have::Shared, "{lock} is read but not here");
         assert!(!(self.next.is_some() && self.recall), "{lock} has two successors");
         let front = self.queue.front().map(|&(_, mode)| mode);
+        assert!(
+            self.lent_after.is_none() || (self.is_free() && front.is_none() && !self.is_wanted_elsewhere()),
+            "{lock} is lent, but held or asked for"
+        );
         if self.is_free() && self.leaving == 0 {
             assert!(front != Some(LockMode::Exclusive), "{lock} is free and waited for");
             assert!(self.next.is_none() && !self.recall, "{lock} is free and wanted elsewhere");
@@ -247,6 +254,7 @@ impl Engine {
         let only_entry = self.plugins.iter().all(|plugin| plugin.kind() == ProtocolKind::Ibec);
         let mode = if mode == LockMode::Snapshot && !only_entry { LockMode::Shared } else { mode };
         let handovers = self.shared.tuning.local_handovers;
+        self.recall(io, lock);
         let node = self.node(lock);
         if node.holder == Some(thread) || node.readers.contains(&thread) {
             self.done(io, thread, OpResult::Failed(OpError::AlreadyHeld { thread, lock }));
@@ -288,6 +296,49 @@ impl Engine {
         }
     }
 
+    /// Lends a lock whose last critical section was `thread`'s. Its writes wait for a request of the lock, as
+    /// will those of the next ones.
+    fn lend(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) {
+        if io.mem.lend(lock) {
+            self.node(lock).lent_after = Some(thread);
+        }
+    }
+
+    /// Ends that, if the lock is lent: what threads have done with it has happened here.
+    pub(super) fn recall(&mut self, io: &mut Io<'_>, lock: LockId) {
+        let Some(node) = self.locks.get_mut(lock) else { return };
+        let Some(thread) = node.lent_after.take() else { return };
+        let Recalled { times, used, holder } = io.mem.recall(lock);
+        node.holder = holder;
+        node.again = node.again.saturating_add(times);
+        if times > 0 {
+            node.taken_again();
+        }
+        self.shared.stats.lock_acquires += u64::from(times);
+        self.shared.stats.local_acquires += u64::from(times);
+        if times == 0 || !self.shared.rules.keep(Rule::Lent) {
+            return;
+        }
+        if used {
+            if self.owed.insert(lock, thread).is_none() {
+                self.node(lock).leaving += 1;
+            }
+        } else if !self.shared.flushes.settled(0, self.shared.flushes.next()) {
+            // What was written under it is on its way, with a release that was not told of it.
+            self.node(lock).leaving += 1;
+            self.wait_for_flushes(After::Unlock { lock });
+        }
+    }
+
+    pub(crate) fn recall_all(&mut self, io: &mut Io<'_>) {
+        let is_lent = |(lock, node): (LockId, &LockNode)| node.lent_after.is_some().then_some(lock);
+        let mut lent: Vec<LockId> = self.locks.iter().filter_map(is_lent).collect();
+        lent.sort_unstable();
+        for lock in lent {
+            self.recall(io, lock);
+        }
+    }
+
     /// `thread` has the lock from now on.
     fn lock_take(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId, mode: LockMode) {
         let node = self.node(lock);
@@ -321,6 +372,7 @@ impl Engine {
     }
 
     fn ask(&mut self, io: &mut Io<'_>, lock: LockId, mode: LockMode, wait: bool) {
+        self.shared.stats.wanted_back += u64::from(self.handed_over.take() == Some(lock));
         let ask = Ask { by: self.shared.rank, mode, wait, epoch: self.shared.epoch, infos: self.infos(lock) };
         self.node(lock).asked = Some(mode);
         self.send_manager(io, lock, Body::LockRequest { lock, ask });
@@ -380,6 +432,8 @@ impl Engine {
     }
 
     fn pass_token(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask) {
+        self.handed_over = Some(lock);
+        self.shared.stats.handed_over += 1;
         let node = self.node(lock);
         node.have = Have::Nothing;
         node.streak = 0;
@@ -423,6 +477,7 @@ impl Engine {
 
     /// Like `unlock`, but the thread's operation continues. False if it does not hold the lock.
     pub(super) fn let_go(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) -> bool {
+        self.recall(io, lock);
         let mode = match self.locks.get(lock) {
             Some(node) if node.holder == Some(thread) => LockMode::Exclusive,
             Some(node) if node.readers.contains(&thread) && node.snapshot => LockMode::Snapshot,
@@ -437,6 +492,7 @@ impl Engine {
             if self.owed.insert(lock, thread).is_none() {
                 self.node(lock).leaving += 1;
             }
+            self.lend(io, thread, lock);
         } else {
             node.leaving += 1;
             self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { lock });
@@ -543,6 +599,7 @@ impl Engine {
                 if !self.is_blocked(*thread) {
                     return unexpected("waking of a thread");
                 }
+                self.recall(io, *lock);
                 self.node(*lock).queue.push_back((*thread, LockMode::Exclusive));
                 self.lock_dispatch(io, *lock)?;
                 self.lock_ask(io, *lock);
@@ -715,6 +772,7 @@ impl Engine {
 
     fn on_forward(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask, recall: bool) -> Checked {
         let manager = self.manager(lock);
+        self.recall(io, lock);
         let node = self.node(lock);
         if node.next.is_some() || node.recall {
             return unexpected("second successor");

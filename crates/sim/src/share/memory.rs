@@ -1,8 +1,9 @@
 //! A rank's pages under a software MMU. All pages of a world are equally large.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use rampool_sharing::{Diff, Protection};
+use rampool_sharing::config::word_of;
+use rampool_sharing::{Diff, LockId, Protection, Recalled, ThreadId};
 use rampool_wire::units::{Extent, PageIndex};
 
 /// A rank's copy of the shared pages, and the application's view of them.
@@ -10,6 +11,11 @@ use rampool_wire::units::{Extent, PageIndex};
 pub struct Memory {
     page_bytes: usize,
     pages: BTreeMap<PageIndex, Slot>,
+    /// Locks that threads take without the engine, and what they did with them.
+    lent: BTreeMap<LockId, Recalled>,
+    /// Locks of words that are lent from the end of the event on: what the golden memory holds of the word is
+    /// old until then.
+    lent_next: BTreeSet<LockId>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -24,7 +30,7 @@ struct Slot {
 impl Memory {
     #[must_use]
     pub fn new(page_bytes: usize) -> Self {
-        Self { page_bytes, pages: BTreeMap::new() }
+        Self { page_bytes, pages: BTreeMap::new(), lent: BTreeMap::new(), lent_next: BTreeSet::new() }
     }
 
     #[must_use]
@@ -128,6 +134,51 @@ impl Memory {
             slot.bytes.clear();
             slot.unmapped = true;
         }
+    }
+
+    pub fn lend(&mut self, lock: LockId) {
+        assert!(!self.lent.contains_key(&lock), "{lock} is lent twice");
+        if word_of(lock).is_some() {
+            assert!(self.lent_next.insert(lock), "{lock} is lent twice");
+        } else {
+            self.lent.insert(lock, Recalled::default());
+        }
+    }
+
+    /// The event is over.
+    pub fn lend_next(&mut self) {
+        for lock in std::mem::take(&mut self.lent_next) {
+            self.lent.insert(lock, Recalled::default());
+        }
+    }
+
+    pub fn recall(&mut self, lock: LockId) -> Recalled {
+        if self.lent_next.remove(&lock) {
+            return Recalled::default();
+        }
+        self.lent.remove(&lock).expect("it was lent")
+    }
+
+    pub fn begin_release(&mut self) {
+        self.lent.values_mut().for_each(|lent| lent.used = false);
+    }
+
+    /// Whether `thread` could take this lock, or give it back, without the engine.
+    #[must_use]
+    pub fn is_lent(&self, lock: LockId, holder: Option<ThreadId>) -> bool {
+        self.lent.get(&lock).is_some_and(|lent| lent.holder == holder)
+    }
+
+    /// `thread` takes a lock that is lent and free. False: it is not.
+    pub fn take_lent(&mut self, lock: LockId, thread: ThreadId) -> bool {
+        let lent = self.lent.get_mut(&lock).filter(|lent| lent.holder.is_none());
+        lent.map(|lent| (lent.holder, lent.times) = (Some(thread), lent.times + 1)).is_some()
+    }
+
+    /// `thread` gives it back. False: it did not take it, or the lock was recalled meanwhile.
+    pub fn give_lent(&mut self, lock: LockId, thread: ThreadId) -> bool {
+        let lent = self.lent.get_mut(&lock).filter(|lent| lent.holder == Some(thread));
+        lent.map(|lent| (lent.holder, lent.used) = (None, true)).is_some()
     }
 
     /// The pages that were ever touched.

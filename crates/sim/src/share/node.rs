@@ -4,7 +4,7 @@
 //! make accesses, as the protection *at that moment* allows. That finds twins made too late, memory that is
 //! read twice, and copies taken away without protection.
 
-use rampool_sharing::{Action, Diff, Engine, Event, Mem, Protection, Rank, ThreadId};
+use rampool_sharing::{Action, Diff, Engine, Event, LockId, Mem, Protection, Rank, Recalled, ThreadId};
 use rampool_wire::units::{Extent, PageIndex};
 
 use super::golden::{Failure, Golden};
@@ -47,6 +47,7 @@ impl Node {
         out: &mut Vec<Action>,
     ) -> Result<(), Failure> {
         let rank = self.engine.rank();
+        self.memory.lend_next();
         let mut port = Port {
             rank,
             memory: &mut self.memory,
@@ -64,6 +65,7 @@ impl Node {
     /// # Errors
     /// If a load returns a wrong value.
     pub fn step(&mut self, thread: usize, golden: &mut Golden) -> Result<Step, Failure> {
+        self.memory.lend_next();
         self.threads[thread].step(self.engine.rank(), self.parties, &mut self.memory, golden)
     }
 
@@ -109,7 +111,8 @@ struct Port<'a> {
 }
 
 impl Port<'_> {
-    /// Lets threads of this rank touch bytes, as far as they can without the engine.
+    /// Lets threads of this rank touch bytes, and take lent locks and give them back, as far as they can
+    /// without the engine.
     fn run_siblings(&mut self) {
         let Some(siblings) = &mut self.siblings else { return };
         if self.failure.is_some() || !siblings.random.percent(siblings.chance) {
@@ -120,7 +123,7 @@ impl Port<'_> {
         for _ in 0..accesses {
             let index = siblings.random.index(self.threads.len());
             let thread = &mut self.threads[index];
-            if !thread.can_access(self.memory) {
+            if !thread.can_go_on(self.memory) {
                 continue;
             }
             let before = thread.state.clone();
@@ -191,6 +194,23 @@ impl Mem for Port<'_> {
 
     fn discard(&mut self, page: PageIndex) {
         self.memory.discard(page);
+    }
+
+    fn lend(&mut self, lock: LockId) -> bool {
+        self.memory.lend(lock);
+        self.run_siblings();
+        true
+    }
+
+    fn recall(&mut self, lock: LockId) -> Recalled {
+        self.run_siblings();
+        self.memory.recall(lock)
+    }
+
+    fn begin_release(&mut self) {
+        self.run_siblings();
+        self.memory.begin_release();
+        self.run_siblings();
     }
 
     fn clear(&mut self, pages: Extent) {

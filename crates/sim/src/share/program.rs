@@ -225,15 +225,30 @@ impl Thread {
             }
             Op::Block { at, write, .. } => Some((at + self.progress, write.is_some())),
             Op::Await { at, .. } | Op::Unless { at, .. } if self.progress == 0 => Some((at, false)),
+            Op::Atomic { at, op, .. } if self.progress == 1 => Some((at, op != AtomicOp::Load)),
             _ => None,
         }
     }
 
-    /// Whether it could touch its next byte right now.
+    /// The lent lock that the next step takes, or gives back.
+    fn next_lent(&self, memory: &Memory) -> Option<LockId> {
+        let (lock, takes) = match *self.script.get(self.at)? {
+            Op::Lock { lock, mode: LockMode::Exclusive } => (lock, true),
+            Op::Unlock { lock } => (lock, false),
+            Op::Atomic { at, .. } if self.progress != 1 => (word_lock(memory, at), self.progress == 0),
+            _ => return None,
+        };
+        memory.is_lent(lock, (!takes).then_some(self.id)).then_some(lock)
+    }
+
+    /// Whether its next step needs no engine right now.
     #[must_use]
-    pub fn can_access(&self, memory: &Memory) -> bool {
+    pub fn can_go_on(&self, memory: &Memory) -> bool {
         matches!(self.state, State::Ready | State::Faulting { .. })
-            && self.next_access().is_some_and(|(at, write)| memory.allows(memory.locate(at).0, write))
+            && match self.next_access() {
+                Some((at, write)) => memory.allows(memory.locate(at).0, write),
+                None => self.next_lent(memory).is_some(),
+            }
     }
 
     fn advance(&mut self, by: usize) {
@@ -265,6 +280,9 @@ impl Thread {
             self.state = State::Ready;
             if let Op::Block { len, write, .. } = op {
                 self.block(rank, (at, page, offset), len, write, memory, golden)?;
+            } else if let Op::Atomic { .. } = op {
+                self.change(rank, (at, page, offset), memory, golden)?;
+                self.progress = 2;
             } else {
                 self.access(rank, op, (at, page, offset), memory, golden)?;
             }
@@ -273,6 +291,10 @@ impl Thread {
         if let Some(accesses) = direct(op, memory) {
             self.state = State::Waiting;
             return Ok(Step::Direct(accesses));
+        }
+        if let Some(lock) = self.next_lent(memory) {
+            self.use_lent(lock, op, memory);
+            return Ok(Step::Did);
         }
         let id = self.id;
         let sync = match op {
@@ -283,6 +305,7 @@ impl Thread {
             Op::Await { cond, lock, .. } => SyncOp::Wait { cond, lock },
             Op::Signal { cond, lock, all } => SyncOp::Signal { cond, lock, all },
             Op::Fence => SyncOp::Fence,
+            Op::Atomic { at, .. } if self.progress == 2 => SyncOp::Unlock { lock: word_lock(memory, at) },
             Op::Atomic { at, width, op } => {
                 let (page, offset) = memory.locate(at);
                 SyncOp::Atomic { page, offset: u32::try_from(offset).expect("small"), width, op }
@@ -306,6 +329,42 @@ impl Thread {
         };
         self.state = State::Waiting;
         Ok(Step::Sync(sync))
+    }
+
+    /// Takes a lent lock, or gives it back.
+    fn use_lent(&mut self, lock: LockId, op: Op, memory: &mut Memory) {
+        let took = memory.take_lent(lock, self.id);
+        assert!(took || memory.give_lent(lock, self.id), "{} may", self.id);
+        if took && matches!(op, Op::Atomic { .. }) {
+            self.progress = 1;
+        } else {
+            self.advance(1);
+        }
+    }
+
+    /// An atomic operation on a word whose lock is lent.
+    fn change(
+        &self,
+        rank: Rank,
+        (at, page, offset): (usize, PageIndex, usize),
+        memory: &mut Memory,
+        golden: &mut Golden,
+    ) -> Result<(), Failure> {
+        let Op::Atomic { width, op, .. } = self.script[self.at] else { unreachable!("it is one") };
+        let width = usize::from(width);
+        let byte = |at: usize| u64::from(memory.byte(page, offset + at));
+        let got = (0..width).rev().fold(0, |word, at| word << 8 | byte(at));
+        let want = golden.word(at, width);
+        if got != want {
+            return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at, got, want });
+        }
+        if op != AtomicOp::Load {
+            for (byte, value) in op.apply(got).to_le_bytes().into_iter().enumerate().take(width) {
+                memory.set_byte(page, offset + byte, value);
+            }
+            golden.set_word(at, width, op.apply(want));
+        }
+        Ok(())
     }
 
     /// The rest of a block, up to the end of its page.
@@ -502,12 +561,18 @@ impl Thread {
             // The lock is held again: check once more.
             (Op::Await { .. }, OpResult::Ok) => self.progress = 0,
             (Op::Mistake { .. }, OpResult::Failed(_)) => self.advance(1),
+            (Op::Atomic { .. }, OpResult::Ok) if self.progress == 2 => self.advance(1),
             (Op::Mistake { .. } | Op::Atomic { .. }, _) => return Err(failure(format!("{result:?}"))),
             (_, OpResult::Ok) => self.advance(1),
             _ => return Err(failure(format!("{result:?}"))),
         }
         Ok(())
     }
+}
+
+fn word_lock(memory: &Memory, at: usize) -> LockId {
+    let (page, offset) = memory.locate(at);
+    rampool_sharing::config::word_lock(page, u32::try_from(offset).expect("small"))
 }
 
 /// The direct operation of `op`, cut by pages.

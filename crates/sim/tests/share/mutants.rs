@@ -65,6 +65,7 @@ caught! {
     auto_that_takes_a_page_without_its_own_diff_is_caught: Auto, Early, 3000;
     auto_that_believes_what_a_former_home_told_is_caught: Auto, Moved, 600;
     auto_that_passes_a_lock_on_before_what_was_written_under_it_is_caught: Auto, Owed, 600;
+    auto_that_passes_a_lent_lock_on_before_what_was_written_under_it_is_caught: Auto, Lent, 600;
     hlrc_whose_home_forgets_what_it_handed_out_is_caught: Hlrc, Handed, 1500;
     lrc_that_hands_out_open_intervals_is_caught: Lrc, Cut, 200;
     lrc_that_orders_diffs_by_their_last_interval_is_caught: Lrc, First, 3000;

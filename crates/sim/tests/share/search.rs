@@ -143,6 +143,16 @@ fn nested_locks_with_bytes_of_one_page_in_every_order() {
     }
 }
 
+/// What was written under a lent lock is released by a fence, and is on its way when the lock is asked for.
+#[test]
+fn a_lent_lock_and_a_release_that_is_under_way_in_every_order() {
+    let section = |ops: &[Op]| [&[lock(1)], ops, &[unlock(1), Op::Fence]].concat();
+    let lends = [section(&[]), section(&[Op::Mutate { at: 0, len: 1, value: 1 }])].concat();
+    let wants = vec![lock(1), Op::Mutate { at: 0, len: 1, value: 3 }, unlock(1)];
+    // The home is neither's: what travels there and what the other gets are in no order.
+    holds_in_every_order("lent", ProtocolKind::Auto, &[Vec::new(), lends, wants]);
+}
+
 #[test]
 fn direct_puts_and_sums_during_stores_in_every_order() {
     let directly = |at: usize, value: u32| {
