@@ -1,7 +1,7 @@
 //! Which pages to fetch before they are touched.
 //!
-//! Two predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, are
-//! read in order. With each miss more of them are fetched, twice as many each time, as in
+//! Two predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, up or
+//! down, are used in order. With each miss more of them are fetched, twice as many each time, as in
 //! [`rampool_paging::cache`]. A transpose reads every other page, or every fourth. When many pages come
 //! ahead, one near the end is a *mark*: it is not mapped when it comes, so that its first touch is seen, and
 //! the next ones are requested while there is still something to read. *Habits*: a page that was read in an
@@ -9,12 +9,12 @@
 //! such a page was used is invisible; so a habit is trusted for a while only, then the page has to be missed
 //! again, which doubles the while.
 
-use rampool_wire::units::PageIndex;
+use rampool_wire::units::{Extent, PageIndex};
 
 /// Streams of misses that are followed at a time.
 const STREAMS: usize = 8;
 /// The largest distance between pages that are read in order.
-const LONGEST_STRIDE: u64 = 64;
+const LONGEST_STRIDE: i64 = 64;
 /// If at least this many pages come ahead, one is a mark, with this part of them behind it: less than the
 /// next ones take to arrive is no use, and an earlier mark may fetch more in vain.
 const MARKED: u64 = 16;
@@ -30,26 +30,50 @@ pub(crate) struct Streams(Vec<Stream>);
 struct Stream {
     /// Its last page that was missed, or fetched ahead.
     last: PageIndex,
-    /// The distance from one page to the next; a guess while nothing has been fetched ahead. 0: none yet.
-    stride: u64,
+    /// From one page to the next; a guess while nothing has been fetched ahead. 0: none yet.
+    stride: i64,
     /// Pages fetched ahead the last time.
     ahead: u64,
     /// One of them.
     mark: Option<PageIndex>,
 }
 
-/// Pages to fetch behind a missed one: their number, each `stride` pages behind the one before.
+/// Pages to fetch with a missed one: their number, and the way from each to the next, from the missed one on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ahead {
-    pub stride: u64,
+    pub stride: i64,
     pub count: u64,
+}
+
+impl Ahead {
+    /// Those of them that are within `pages`, ascending; `page` was missed.
+    pub fn from(self, page: PageIndex, pages: Extent) -> Vec<PageIndex> {
+        let steps = (1..=self.count).map_while(|step| walk(page, self.stride, step));
+        let mut pages: Vec<PageIndex> =
+            steps.take_while(|&next| next != page && pages.contains(next)).collect();
+        if self.stride < 0 {
+            pages.reverse();
+        }
+        pages
+    }
+}
+
+/// The page so many steps further, if there is one.
+fn walk(page: PageIndex, stride: i64, steps: u64) -> Option<PageIndex> {
+    let distance = i64::try_from(steps).ok()?.checked_mul(stride)?;
+    page.0.checked_add_signed(distance).map(PageIndex)
+}
+
+/// The way from one page to another.
+fn way(from: PageIndex, to: PageIndex) -> i64 {
+    to.0.wrapping_sub(from.0).cast_signed()
 }
 
 impl Stream {
     /// This many pages are fetched ahead behind `page`.
-    fn new(page: PageIndex, stride: u64, ahead: u64) -> Self {
-        let mark = (ahead >= MARKED).then(|| page.offset(stride * (ahead - ahead / BEHIND_MARK)));
-        Self { last: page.offset(stride * ahead), stride, ahead, mark }
+    fn new(page: PageIndex, stride: i64, ahead: u64) -> Self {
+        let mark = if ahead < MARKED { None } else { walk(page, stride, ahead - ahead / BEHIND_MARK) };
+        Self { last: walk(page, stride, ahead).unwrap_or(page), stride, ahead, mark }
     }
 
     /// How many pages are fetched ahead the next time, at most `most`.
@@ -58,15 +82,16 @@ impl Stream {
     }
 
     /// How the stream continues if `page` is its next one.
-    fn stride_to(&self, page: PageIndex) -> Option<u64> {
-        let behind = page.0.checked_sub(self.last.0)?;
-        // Neighbours need no third page as confirmation.
-        ((behind > 0 && behind == self.stride) || (behind == 1 && self.ahead == 0)).then_some(behind)
+    fn stride_to(&self, page: PageIndex) -> Option<i64> {
+        let way = way(self.last, page);
+        // Neighbours upward need no third page as confirmation.
+        ((way != 0 && way == self.stride) || (way == 1 && self.ahead == 0)).then_some(way)
     }
 
-    /// Whether `page` may be its next one.
-    fn may_lead_to(&self, page: PageIndex) -> bool {
-        self.ahead == 0 && page > self.last && page.0 - self.last.0 <= LONGEST_STRIDE
+    /// The way to `page`, if it may be its next one.
+    fn may_lead_to(&self, page: PageIndex) -> Option<i64> {
+        let way = way(self.last, page);
+        (self.ahead == 0 && way != 0 && way.unsigned_abs() <= LONGEST_STRIDE.unsigned_abs()).then_some(way)
     }
 }
 
@@ -80,13 +105,10 @@ impl Streams {
             .find_map(|(at, stream)| stream.stride_to(page).map(|stride| (at, stride)));
         let (stride, count) = match known {
             Some((at, stride)) => (stride, self.0.remove(at).next(most)),
-            None => (
-                self.0
-                    .iter()
-                    .find(|stream| stream.may_lead_to(page))
-                    .map_or(0, |stream| page.0 - stream.last.0),
-                0,
-            ),
+            None => {
+                let ways = self.0.iter().filter_map(|stream| stream.may_lead_to(page));
+                (ways.min_by_key(|way| way.unsigned_abs()).unwrap_or(0), 0)
+            }
         };
         self.0.truncate(STREAMS - 1);
         self.0.insert(0, Stream::new(page, stride, count));
@@ -200,21 +222,37 @@ mod tests {
 
     #[test]
     fn pages_at_equal_distances_are_a_stream_from_the_third_on() {
-        for stride in [2, 3, LONGEST_STRIDE] {
+        for stride in [2, 3, LONGEST_STRIDE, -1, -2, -LONGEST_STRIDE] {
             let mut streams = Streams::default();
-            let mut page = PageIndex(7);
+            let mut page = PageIndex(70_000);
             let mut came = Vec::new();
             for _ in 0..6 {
                 let ahead = streams.missed(page, 20);
                 assert!(ahead.count == 0 || ahead.stride == stride, "{ahead:?}");
                 came.push(ahead.count);
-                page = page.offset(stride * (ahead.count + 1));
+                page = walk(page, stride, ahead.count + 1).unwrap();
             }
             assert_eq!(came, [0, 0, 2, 4, 8, 16], "stride {stride}");
         }
         let mut far = Streams::default();
-        let came: u64 = (0..20).map(|at| far.missed(PageIndex(at * (LONGEST_STRIDE + 1)), 20).count).sum();
+        let came: u64 =
+            (0..20).map(|at| far.missed(PageIndex(at * (LONGEST_STRIDE.unsigned_abs() + 1)), 20).count).sum();
         assert_eq!(came, 0);
+    }
+
+    #[test]
+    fn what_comes_ahead_ascends_and_stays_within_the_region() {
+        let from = |page, stride, count| {
+            Ahead { stride, count }.from(PageIndex(page), Extent::new(PageIndex(10), 10))
+        };
+        let pages = |numbers: &[u64]| numbers.iter().map(|&page| PageIndex(page)).collect::<Vec<_>>();
+        assert_eq!(from(12, 2, 9), pages(&[14, 16, 18]));
+        assert_eq!(from(17, -2, 9), pages(&[11, 13, 15]));
+        assert_eq!(from(17, 0, 9), pages(&[]));
+        assert_eq!(
+            Ahead { stride: -3, count: 9 }.from(PageIndex(4), Extent::new(PageIndex(0), 9)),
+            pages(&[1])
+        );
     }
 
     #[test]

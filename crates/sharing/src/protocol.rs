@@ -193,10 +193,9 @@ impl Cx<'_> {
         self.shared.regions.find(page).map(|region| region.protocol)
     }
 
-    /// The pages of the region that are to be fetched behind this one.
-    pub fn behind(&self, page: PageIndex, ahead: Ahead) -> impl Iterator<Item = PageIndex> + use<> {
-        let end = self.shared.regions.find(page).map_or(page, |region| region.pages.end());
-        (1..=ahead.count).map(move |at| page.offset(at * ahead.stride)).take_while(move |&page| page < end)
+    /// The pages of the region that are to come with this one, ascending.
+    pub fn ahead_of(&self, page: PageIndex, ahead: Ahead) -> Vec<PageIndex> {
+        self.shared.regions.find(page).map_or_else(Vec::new, |region| ahead.from(page, region.pages))
     }
 
     pub fn page_bytes(&self, page: PageIndex) -> usize {

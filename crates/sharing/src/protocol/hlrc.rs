@@ -268,8 +268,8 @@ impl Hlrc {
     /// A thread touches a page that was fetched ahead, or is on its way: more are fetched, if it is a mark.
     fn touch(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
         if let Some((last, ahead)) = self.streams.touched(page, Self::most_ahead(cx, page)) {
-            let pages = cx.behind(last, ahead);
-            self.ask_ahead(cx, pages);
+            let pages = cx.ahead_of(last, ahead);
+            self.ask_ahead(cx, pages.into_iter());
         }
     }
 
@@ -610,8 +610,8 @@ impl Protocol for Hlrc {
             copy.habit.missed();
             self.ask(cx, page, write);
             let ahead = self.streams.missed(page, Self::most_ahead(cx, page));
-            let pages = cx.behind(page, ahead);
-            self.ask_ahead(cx, pages);
+            let pages = cx.ahead_of(page, ahead);
+            self.ask_ahead(cx, pages.into_iter());
         }
     }
 

@@ -41,8 +41,8 @@ impl Hlrc {
             return;
         }
         let ahead = self.writes.missed(page, MOST_OPENED);
-        let behind = cx.behind(page, ahead).collect::<Vec<_>>();
-        let opened = behind.into_iter().filter(|&page| self.prepare_to_write(cx, page)).collect::<Vec<_>>();
+        let next = cx.ahead_of(page, ahead);
+        let opened = next.into_iter().filter(|&page| self.prepare_to_write(cx, page)).collect::<Vec<_>>();
         cx.protect_all(opened, Protection::ReadWrite);
     }
 
