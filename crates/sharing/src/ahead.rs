@@ -1,13 +1,18 @@
 //! Which pages to fetch before they are touched.
 //!
-//! Two predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, up or
-//! down, are used in order. With each miss more of them are fetched, twice as many each time, as in
+//! Two predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, up
+//! or down, are used in order. With each miss more of them are fetched, twice as many each time, as in
 //! [`rampool_paging::cache`]. A transpose reads every other page, or every fourth. When many pages come
 //! ahead, one near the end is a *mark*: it is not mapped when it comes, so that its first touch is seen, and
 //! the next ones are requested while there is still something to read. *Habits*: a page that was read in an
 //! epoch and changed by others is read again in the next, so it is fetched when the barrier ends. Whether
 //! such a page was used is invisible; so a habit is trusted for a while only, then the page has to be missed
 //! again, which doubles the while.
+//!
+//! *Blocks*, for `auto`: where many of some neighbours are missed in an epoch without locks, in no order, the
+//! others come with the next one that is.
+
+use std::collections::BTreeMap;
 
 use rampool_wire::units::{Extent, PageIndex};
 
@@ -135,6 +140,39 @@ impl Streams {
     }
 }
 
+/// Pages of one block; as many missed ones of them make it *dense*.
+const BLOCK: u32 = 64;
+const DENSE: u32 = 8;
+
+/// Blocks of pages of which many are missed in an epoch, in whatever order: the rest will mostly be used.
+/// Not after a lock was given back: each release compares what was opened in vain, and under locks there are
+/// many.
+#[derive(Clone, Hash, Debug, Default)]
+pub(crate) struct Blocks {
+    missed: BTreeMap<PageIndex, u64>,
+    locks: bool,
+}
+
+impl Blocks {
+    /// A thread misses `page`. Its block, if that is dense by now.
+    pub fn missed(&mut self, page: PageIndex) -> Option<Extent> {
+        if self.locks {
+            return None;
+        }
+        let at = page.0 % u64::from(BLOCK);
+        let block = Extent::new(PageIndex(page.0 - at), BLOCK);
+        let missed = self.missed.entry(block.first).or_default();
+        *missed |= 1 << at;
+        (missed.count_ones() >= DENSE).then_some(block)
+    }
+
+    /// Something is released: at the end of an epoch, or under a lock.
+    pub fn released(&mut self, at_barrier: bool) {
+        self.missed.clear();
+        self.locks = !at_barrier;
+    }
+}
+
 /// Whether a page is read in each epoch.
 #[derive(Clone, Copy, Hash, Debug, Default)]
 pub(crate) struct Habit {
@@ -238,6 +276,19 @@ mod tests {
         let came: u64 =
             (0..20).map(|at| far.missed(PageIndex(at * (LONGEST_STRIDE.unsigned_abs() + 1)), 20).count).sum();
         assert_eq!(came, 0);
+    }
+
+    #[test]
+    fn a_block_is_dense_once_many_of_its_pages_were_missed() {
+        let mut blocks = Blocks::default();
+        let mut missed = |page: u64| blocks.missed(PageIndex(64 + page * 37 % 64));
+        assert!((0..7).all(|page| missed(page).is_none() && missed(page).is_none()), "each counts once");
+        assert_eq!(missed(7), Some(Extent::new(PageIndex(64), 64)));
+        assert_eq!(blocks.missed(PageIndex(128)), None, "another block");
+        blocks.released(true);
+        assert_eq!(blocks.missed(PageIndex(127)), None);
+        blocks.released(false);
+        assert!((0..64).all(|page| blocks.missed(PageIndex(page)).is_none()), "there are locks");
     }
 
     #[test]

@@ -198,6 +198,12 @@ impl Cx<'_> {
         self.shared.regions.find(page).map_or_else(Vec::new, |region| ahead.from(page, region.pages))
     }
 
+    /// Those of `pages` that are in the region of `page`.
+    pub fn of_region(&self, page: PageIndex, pages: Extent) -> Vec<PageIndex> {
+        let region = self.shared.regions.find(page).map(|region| region.pages);
+        pages.pages().filter(|&page| region.is_some_and(|region| region.contains(page))).collect()
+    }
+
     pub fn page_bytes(&self, page: PageIndex) -> usize {
         self.shared.regions.find(page).expect("a page of a region").page_bytes as usize
     }

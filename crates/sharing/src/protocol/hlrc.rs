@@ -25,7 +25,7 @@ mod modes;
 
 use super::{Cx, Protocol, Scope, unexpected};
 use crate::adapt::{Mode, Record, Singles};
-use crate::ahead::{Habit, Streams};
+use crate::ahead::{Blocks, Habit, Streams};
 use crate::direct::Changed;
 use crate::home::{HomePage, patched};
 use crate::interval::{IntervalId, Intervals, VectorTime};
@@ -59,6 +59,8 @@ pub(crate) struct Hlrc {
     streams: Streams,
     /// auto: pages that are written in order.
     writes: Streams,
+    /// auto: pages that are used in no order.
+    blocks: Blocks,
     /// Pages to ask for when the epoch begins.
     wanted: Vec<PageIndex>,
     /// Unanswered requests for pages ahead of their use.
@@ -155,6 +157,7 @@ impl Hlrc {
             held: Vec::new(),
             streams: Streams::default(),
             writes: Streams::default(),
+            blocks: Blocks::default(),
             wanted: Vec::new(),
             ahead: 0,
             lent: BTreeSet::new(),
@@ -610,7 +613,7 @@ impl Protocol for Hlrc {
             copy.habit.missed();
             self.ask(cx, page, write);
             let ahead = self.streams.missed(page, Self::most_ahead(cx, page));
-            let pages = cx.ahead_of(page, ahead);
+            let pages = self.with(cx, page, ahead);
             self.ask_ahead(cx, pages.into_iter());
         }
     }
@@ -688,6 +691,7 @@ impl Protocol for Hlrc {
 
     fn release(&mut self, cx: &mut Cx<'_>, scope: Scope) {
         let me = cx.me();
+        self.blocks.released(matches!(scope, Scope::Barrier));
         let under = match scope {
             Scope::Lock { lock, mode: LockMode::Exclusive, .. } => Some(lock),
             _ => None,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::{AHEAD_BYTES, Copy, Hlrc, install_all};
 use crate::adapt::Mode;
+use crate::ahead::Ahead;
 use crate::interval::IntervalId;
 use crate::message::{PageCopy, Payload};
 use crate::notice::{NoticeRuns, Notices};
@@ -41,9 +42,19 @@ impl Hlrc {
             return;
         }
         let ahead = self.writes.missed(page, MOST_OPENED);
-        let next = cx.ahead_of(page, ahead);
+        let next = self.with(cx, page, ahead);
         let opened = next.into_iter().filter(|&page| self.prepare_to_write(cx, page)).collect::<Vec<_>>();
         cx.protect_all(opened, Protection::ReadWrite);
+    }
+
+    /// The pages that are to come with a missed one: those that follow it in order, or else its block's.
+    pub(super) fn with(&mut self, cx: &Cx<'_>, page: PageIndex, ahead: Ahead) -> Vec<PageIndex> {
+        let block = if self.adapts() && !cx.shared.at_barrier && ahead.count == 0 {
+            self.blocks.missed(page)
+        } else {
+            None
+        };
+        block.map_or_else(|| cx.ahead_of(page, ahead), |block| cx.of_region(page, block))
     }
 
     /// Whether the page can be made writable now, by which its writes are noticed.
