@@ -463,7 +463,9 @@ impl Parmacs {
 
     fn g_malloc(&self, bytes: usize) -> Result<usize, SharedError> {
         if bytes > SMALL {
-            return self.shared.alloc_alone(bytes, AllocOptions::new()).map(Region::address);
+            // Mostly each process works on a part of it.
+            let options = AllocOptions::new().homes(Homes::Blocked);
+            return self.shared.alloc_alone(bytes, options).map(Region::address);
         }
         self.shared.lock(HEAP)?;
         let heap = self.heap();
