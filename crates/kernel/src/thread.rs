@@ -464,10 +464,22 @@ pub fn others_cpu_ns() -> u64 {
 /// CPUs the calling thread may run on.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
+    allowed_cpus_of(0)
+}
+
+/// CPUs that the first thread of the process that started this one may run on.
+#[must_use]
+pub fn allowed_cpus_of_parent() -> Vec<usize> {
+    // SAFETY: no preconditions.
+    allowed_cpus_of(unsafe { libc::getppid() })
+}
+
+/// 0 is the calling thread.
+fn allowed_cpus_of(thread: libc::pid_t) -> Vec<usize> {
     // SAFETY: cpu_set_t is plain data and of the stated size.
     unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
+        if libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
             return vec![0];
         }
         (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()

@@ -390,8 +390,14 @@ fn default_spin(crowded: bool) -> Duration {
     if crowded { Duration::from_micros(200) } else { Duration::from_millis(1) }
 }
 
+/// CPUs for the ranks of this machine. A rank that was bound to a part, as `mpirun` and `srun` do it, has its
+/// launcher's: the other ranks have other parts.
 fn available_cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    use rampool_kernel::thread::{allowed_cpus, allowed_cpus_of_parent};
+    let own = allowed_cpus().len();
+    // Fewer where a group of processes gets less time.
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    if available < own { available } else { own.max(allowed_cpus_of_parent().len()) }
 }
 
 fn setting<T>(
