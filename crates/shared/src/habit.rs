@@ -53,7 +53,7 @@ impl Habit {
 pub(super) struct Habits {
     /// Threads that begin an operation take messages.
     pub promptness: Habit,
-    /// Threads that wait wake nobody at first.
+    /// A thread that begins to wait rings no doorbell yet.
     pub patience: Habit,
     /// The locks that had been handed over, and wanted back, when that was judged last.
     judged: (u64, u64),

@@ -518,12 +518,6 @@ impl Host {
     /// Takes what has come through shared memory: the thread that begins an operation is awake, the service
     /// thread, which was rung, has to wake up first.
     pub fn take_what_has_come(&mut self) {
-        let has_come = |rank: &Rank| {
-            self.peers[usize::from(rank.0)].as_ref().is_some_and(|peer| !peer.closed && peer.line.has_come())
-        };
-        if !self.nearby.iter().any(has_come) {
-            return;
-        }
         let takes = self.waiters.habits.takes_messages(self.engine.stats());
         self.memory.lent().let_look(takes);
         if takes {

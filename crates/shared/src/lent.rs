@@ -10,7 +10,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use rampool_net::transport::Glance;
 use rampool_sharing::config::word_lock;
 use rampool_sharing::{AtomicOp, LockId, Recalled, ThreadId};
 
@@ -181,7 +180,7 @@ impl Shared {
         let lent = &self.inner.lent;
         let name = name?;
         let thread = self.unburdened()?;
-        if looks && lent.looks() && self.inner.glances.iter().any(Glance::has_come) {
+        if looks && lent.looks() && self.inner.has_something() {
             return None;
         }
         lent.take(name, thread).then_some((name, thread))
@@ -207,7 +206,7 @@ impl Shared {
         // time.
         let Some((name, thread)) = self.take_lent(Name::of_word(address), false) else { return Ok(None) };
         // SAFETY: an aligned word of shared memory, since its lock is lent, and this thread has that: every
-        // other access to the word is atomic, and nobody else changes it.
+        // other access to the word is atomic, and no other thread changes it now.
         let before = unsafe { change_word(address, width, op) };
         if !self.inner.lent.give(name, thread) {
             let (page, offset) = self.locate(address)?;

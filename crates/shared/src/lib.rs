@@ -133,7 +133,7 @@ const LOOKS_A_YIELD: u32 = 8;
 /// time: milliseconds. From then on that thread gets short slices, unless it belongs to another rank, which
 /// pollers would then interrupt.
 const LONG_YIELD: Duration = Duration::from_micros(500);
-/// A waiting thread wakes nobody for so long: a peer whose threads call all the time answers by itself.
+/// For so long a waiting thread rings no doorbell: a peer whose threads call often answers without.
 const PATIENCE: Duration = Duration::from_micros(8);
 /// How often a waiting thread calls what it was given by [`look_while_waiting`].
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -185,6 +185,11 @@ impl Inner {
         if let Some(crowd) = &self.crowd {
             crowd.lock().unwrap_or_else(PoisonError::into_inner).waited(time);
         }
+    }
+
+    /// Whether something has come through shared memory. Needs no lock.
+    fn has_something(&self) -> bool {
+        self.glances.iter().any(Glance::has_come)
     }
 
     /// The first step of the program's calls.
@@ -959,7 +964,9 @@ impl Shared {
             return Err(SharedError::Finished { rank: self.rank() });
         }
         host.enter(thread, what, computed);
-        host.take_what_has_come();
+        if inner.has_something() {
+            host.take_what_has_come();
+        }
         begin(&mut host, thread);
         let mut outcome = slot.take();
         let waits = outcome.is_none();

@@ -281,12 +281,7 @@ impl Line {
         self.means() == Means::RINGS
     }
 
-    /// Whether something can be received, where that shows without a system call.
-    pub fn has_come(&self) -> bool {
-        self.carrier.as_ref().is_some_and(|carrier| carrier.has_come())
-    }
-
-    /// Shows that to threads that do not have the connection.
+    /// Shows without a system call whether something can be received, if that is possible.
     pub fn glance(&self) -> Option<Glance> {
         self.carrier.as_ref()?.glance()
     }

@@ -1,6 +1,6 @@
 //! Which pages to fetch before they are touched.
 //!
-//! Two predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, up
+//! Three predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, up
 //! or down, are used in order. With each miss more of them are fetched, twice as many each time, as in
 //! [`rampool_paging::cache`]. A transpose reads every other page, or every fourth. When many pages come
 //! ahead, one near the end is a *mark*: it is not mapped when it comes, so that its first touch is seen, and

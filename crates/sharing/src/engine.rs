@@ -36,6 +36,8 @@ pub struct Engine {
     pub(crate) owed: BTreeMap<LockId, ThreadId>,
     /// Releases that their manager has not acknowledged.
     pub(crate) unacked: u32,
+    /// How many locks are lent to threads.
+    pub(crate) lent: usize,
     /// The lock that another rank got from this one, unless this rank has requested any since.
     pub(crate) handed_over: Option<LockId>,
     pub(crate) words: BTreeMap<ThreadId, Word>,
@@ -89,6 +91,7 @@ impl Engine {
             pending: VecDeque::new(),
             owed: BTreeMap::new(),
             unacked: 0,
+            lent: 0,
             handed_over: None,
             words: BTreeMap::new(),
             directs: BTreeMap::new(),

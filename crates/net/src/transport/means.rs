@@ -50,7 +50,7 @@ pub struct Glance {
 }
 
 impl Glance {
-    /// Whether something has come that nobody has taken.
+    /// Whether received bytes are left to take.
     #[must_use]
     pub fn has_come(&self) -> bool {
         self.memory.word64(self.written).load(Ordering::Relaxed) != self.taken.load(Ordering::Relaxed)
@@ -90,17 +90,12 @@ pub trait Transport: Send {
         false
     }
 
-    /// Whether something can be received. Asks no kernel: false where only that knows.
-    fn has_come(&self) -> bool {
-        false
-    }
-
-    /// Shows the same from elsewhere, where [`Transport::has_come`] can tell.
+    /// Shows whether something can be received. `None`: only the kernel knows.
     fn glance(&self) -> Option<Glance> {
         None
     }
 
-    /// Sends wake no peer while its doorbell is held. Whoever holds it [rings](Transport::ring) later.
+    /// While the doorbell is held, sends do not wake the peer: the caller [rings](Transport::ring) later.
     fn hold_doorbell(&mut self, _held: bool) {}
 
     /// Wakes the peer if it sleeps and has not taken everything that was sent.

@@ -53,7 +53,7 @@ struct Rings {
     out: Direction,
     writer: Writer,
     reader: Reader,
-    /// What the reader has taken, for those who [glance](Transport::glance).
+    /// How much the reader has taken, for each [`Glance`].
     taken: Arc<AtomicU64>,
     /// This side has said that it sleeps, as a reader and as a writer, and not yet taken it back.
     asleep: Cell<[bool; 2]>,
@@ -121,6 +121,11 @@ impl Rings {
         };
         self.ended |= matches!(received, Ok(Some(0)) | Err(_)) || self.handed.len() > MOST_HANDED;
         matches!(received, Ok(Some(_)))
+    }
+
+    /// Whether something can be received.
+    fn has_come(&self) -> bool {
+        self.reader.would_read(self.count(self.out.reverse(), Word::Written))
     }
 
     fn publish_written(&self) {
@@ -254,10 +259,6 @@ impl Transport for Rings {
         // What was written before the end comes first.
         let over = self.ended && !self.has_come();
         Ok(over.then_some(0))
-    }
-
-    fn has_come(&self) -> bool {
-        self.reader.would_read(self.count(self.out.reverse(), Word::Written))
     }
 
     fn glance(&self) -> Option<Glance> {

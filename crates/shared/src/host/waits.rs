@@ -61,7 +61,7 @@ impl Waiting {
         }
     }
 
-    /// Whether the answer takes no longer than messages do, where nobody else is in the way.
+    /// Whether the answer mostly takes no longer than a few messages.
     pub fn is_answered_soon(self) -> bool {
         matches!(self, Self::Lock(_) | Self::Word { .. })
     }

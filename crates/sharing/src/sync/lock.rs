@@ -301,6 +301,7 @@ impl Engine {
     fn lend(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) {
         if io.mem.lend(lock) {
             self.node(lock).lent_after = Some(thread);
+            self.lent += 1;
         }
     }
 
@@ -308,6 +309,7 @@ impl Engine {
     pub(super) fn recall(&mut self, io: &mut Io<'_>, lock: LockId) {
         let Some(node) = self.locks.get_mut(lock) else { return };
         let Some(thread) = node.lent_after.take() else { return };
+        self.lent -= 1;
         let Recalled { times, used, holder } = io.mem.recall(lock);
         node.holder = holder;
         node.again = node.again.saturating_add(times);
@@ -331,6 +333,9 @@ impl Engine {
     }
 
     pub(crate) fn recall_all(&mut self, io: &mut Io<'_>) {
+        if self.lent == 0 {
+            return;
+        }
         let is_lent = |(lock, node): (LockId, &LockNode)| node.lent_after.is_some().then_some(lock);
         let mut lent: Vec<LockId> = self.locks.iter().filter_map(is_lent).collect();
         lent.sort_unstable();
