@@ -37,6 +37,8 @@ pub enum Rule {
     Split,
     /// Handing a whole page over ends the diff that was accumulating.
     Finalise,
+    /// A page that is written unnoticed is write-protected before another rank gets what is in it.
+    Alone,
     /// The directory decides whether data travels.
     Directory,
     /// Write permission only after all acknowledgements.
@@ -82,7 +84,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -98,6 +100,7 @@ impl Rule {
         Self::First,
         Self::Split,
         Self::Finalise,
+        Self::Alone,
         Self::Directory,
         Self::Acks,
         Self::Park,

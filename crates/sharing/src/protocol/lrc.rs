@@ -15,6 +15,10 @@
 //! just that page ends first; splitting intervals is always allowed.
 //!
 //! The page's home only serves a rank without a copy, and keeps a copy when diffs are collected.
+//!
+//! Differs from the paper: a rank writes unnoticed to a page that no other rank can use without asking it,
+//! because no other has had content of it, or because all know of a diff that none has requested. The first
+//! request ends that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,6 +59,8 @@ struct Page {
     /// There is content, though it may be old.
     copy: bool,
     valid: bool,
+    /// Every other rank asks this one before it uses the page: writes need not be noticed.
+    alone: bool,
     access: Protection,
     /// Content before the first write that is in no diff yet.
     twin: Option<Arc<[u8]>>,
@@ -96,6 +102,7 @@ impl Page {
         Self {
             copy,
             valid: copy,
+            alone: copy,
             access: Protection::None,
             twin: None,
             closed: None,
@@ -160,9 +167,11 @@ impl Lrc {
 
     /// Makes the page's accumulated diff, and ends the accumulation. The page is not writable afterwards.
     fn finalise(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
-        if self.pages[&page].access == Protection::ReadWrite {
+        let state = self.pages.get_mut(&page).expect("it is there");
+        let alone = std::mem::take(&mut state.alone);
+        if state.access == Protection::ReadWrite && (!alone || cx.keep(Rule::Alone)) {
+            state.access = Protection::Read;
             cx.protect(page, Protection::Read);
-            self.pages.get_mut(&page).expect("it is there").access = Protection::Read;
         }
         if self.dirty.remove(&page) && cx.keep(Rule::Cut) {
             self.close_pages(cx, &BTreeSet::from([page]));
@@ -333,8 +342,8 @@ impl Lrc {
 
     /// The whole page as it is here, and the intervals in it.
     fn copy_of(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> PageCopy {
-        let _ = self.page(cx, page);
-        if self.dirty.contains(&page) || cx.keep(Rule::Finalise) {
+        let alone = self.page(cx, page).alone;
+        if alone || self.dirty.contains(&page) || cx.keep(Rule::Finalise) {
             self.finalise_for_copy(cx, page);
         }
         let applied = self.pages[&page].applied.iter().map(|(&rank, &at)| (rank, at)).collect();
@@ -343,7 +352,7 @@ impl Lrc {
 
     /// A later diff must not span the moment of the copy: it would take other writers' bytes back.
     fn finalise_for_copy(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
-        if cx.keep(Rule::Finalise) {
+        if cx.keep(Rule::Finalise) || self.pages[&page].alone {
             self.finalise(cx, page);
             return;
         }
@@ -416,7 +425,10 @@ impl Protocol for Lrc {
             }
             return;
         }
-        if !write {
+        if state.alone {
+            state.access = Protection::ReadWrite;
+            cx.protect(page, Protection::ReadWrite);
+        } else if !write {
             state.access = Protection::Read;
             cx.protect(page, Protection::Read);
         } else {
@@ -566,6 +578,9 @@ impl Protocol for Lrc {
                 if *collect {
                     self.forget(cx);
                 }
+                for (page, state) in &mut self.pages {
+                    state.alone |= state.valid && state.closed.is_some() && !self.dirty.contains(page);
+                }
             }
             _ => return unexpected("payload"),
         }
@@ -620,10 +635,14 @@ impl Protocol for Lrc {
             assert!(!state.valid || state.copy, "{page} is valid without content");
             let writable = state.access == Protection::ReadWrite;
             assert!(
-                writable == self.dirty.contains(page),
-                "{page}: what is writable is in the open interval"
+                writable == self.dirty.contains(page) || writable && state.alone,
+                "{page}: what is writable is in the open interval, or written unnoticed"
             );
-            let accumulates = state.closed.is_some() || writable;
+            assert!(
+                !state.alone || state.valid && !self.dirty.contains(page),
+                "{page}: unnoticed in an interval"
+            );
+            let accumulates = state.closed.is_some() || self.dirty.contains(page);
             assert!(accumulates == state.twin.is_some(), "{page}: a twin is there while a diff accumulates");
         }
         assert_eq!(pending, self.pending, "pending notices are counted");

@@ -71,6 +71,7 @@ caught! {
     lrc_that_orders_diffs_by_their_last_interval_is_caught: Lrc, First, 3000;
     lrc_that_lets_a_diff_span_a_copy_is_caught: Lrc, Finalise, 1500;
     lrc_that_lets_a_diff_span_what_it_learns_is_caught: Lrc, Split, 6000;
+    lrc_that_writes_unnoticed_to_what_others_have_is_caught: Lrc, Alone, 200;
     hlrc_that_takes_messages_of_the_next_epoch_is_caught: Hlrc, Park, 600;
     ibec_that_takes_messages_of_the_next_epoch_is_caught: Ibec, Park, 600;
     ibec_that_arrives_before_its_releases_is_caught: Ibec, ReleaseFence, 1000;

@@ -64,6 +64,28 @@ fn a_page_that_becomes_its_writers_in_every_order() {
 }
 
 #[test]
+fn a_page_that_is_written_unnoticed_and_then_requested_in_every_order() {
+    // After the barrier one rank's writes need no notice, until the other asks; each may be the page's home.
+    let owner = vec![
+        write(0, 1),
+        barrier(0),
+        write(0, 2),
+        lock(1),
+        write(1, 3),
+        write(8, 4),
+        unlock(1),
+        write(0, 5),
+        barrier(1),
+        read(2),
+    ];
+    let other = vec![barrier(0), lock(1), read(1), write(2, 6), unlock(1), barrier(1), read(0), read(8)];
+    for protocol in [ProtocolKind::Lrc, ProtocolKind::Hlrc] {
+        holds_in_every_order("unnoticed", protocol, &[owner.clone(), other.clone()]);
+        holds_in_every_order("unnoticed", protocol, &[other.clone(), owner.clone()]);
+    }
+}
+
+#[test]
 fn readers_and_a_writer_of_one_lock_in_every_order() {
     let writer = vec![lock(1), write(0, 1), write(8, 1), unlock(1)];
     let reader = vec![share(1), read(0), read(8), unlock(1)];
