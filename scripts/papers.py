@@ -46,7 +46,7 @@ PARTS = {
     "payload-link": ("register --link 1g", "register --link 1g --rounds 1", 60),
     "speedups": ("predict --papers", "predict --papers --rounds 1", 60),
     "time": ("shared --only time", "shared --only time --rounds 1", 40),
-    "locks": ("shared --only s5 --rounds 2", "shared --only s5 --rounds 1 --quick", 20),
+    "locks": ("shared --only s5 --rounds 3", "shared --only s5 --rounds 1 --quick", 240),
     "locks-ranks": ("shared --only s5-locks --rounds 2", "shared --only s5-locks --rounds 1 --quick", 180),
     "programs-ranks": ("shared --only s5-programs --rounds 1", "shared --only s5-programs --quick", 180),
 }
