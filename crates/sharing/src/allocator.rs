@@ -202,7 +202,7 @@ impl Allocator {
                 "a shared page has 4096, 8192, 16384, 32768 or 65536 bytes, not {page_bytes}"
             ));
         }
-        if let Homes::At(rank) = wish.homes
+        if let Homes::At(rank) | Homes::BlockedFrom(rank) = wish.homes
             && rank.0 >= self.ranks
         {
             return Err(format!("{rank} is not one of the {} ranks", self.ranks));

@@ -52,6 +52,8 @@ pub enum Homes {
     Cyclic,
     /// The region in `ranks` equal parts.
     Blocked,
+    /// The same, the first part at this rank, the next one at the next rank.
+    BlockedFrom(Rank),
     /// All at one rank.
     At(Rank),
 }
@@ -168,7 +170,7 @@ impl Regions {
         if !(8..=65536).contains(&region.page_bytes) || !region.page_bytes.is_multiple_of(8) {
             return Err(ConfigError::PageBytes { page_bytes: region.page_bytes });
         }
-        if let Homes::At(rank) = region.homes
+        if let Homes::At(rank) | Homes::BlockedFrom(rank) = region.homes
             && rank.0 >= ranks
         {
             return Err(ConfigError::Rank { rank, ranks });
@@ -245,9 +247,12 @@ impl Tables {
     fn first_home(&self, regions: &Regions, page: PageIndex) -> Rank {
         let Some(region) = regions.find(page) else { return Rank(0) };
         let index = page.0 - region.pages.first.0;
+        let ranks = u64::from(self.ranks);
+        let part = || index * ranks / u64::from(region.pages.count);
         let rank = match region.homes {
-            Homes::Cyclic => index % u64::from(self.ranks),
-            Homes::Blocked => index * u64::from(self.ranks) / u64::from(region.pages.count),
+            Homes::Cyclic => index % ranks,
+            Homes::Blocked => part(),
+            Homes::BlockedFrom(rank) => (part() + u64::from(rank.0)) % ranks,
             Homes::At(rank) => u64::from(rank.0),
         };
         Rank(u16::try_from(rank).expect("a rank is below the number of ranks"))

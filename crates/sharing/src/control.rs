@@ -382,6 +382,10 @@ impl Wire for Homes {
                 out.push(2);
                 rank.put(out);
             }
+            Self::BlockedFrom(rank) => {
+                out.push(3);
+                rank.put(out);
+            }
         }
     }
     fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -389,6 +393,7 @@ impl Wire for Homes {
             0 => Ok(Self::Cyclic),
             1 => Ok(Self::Blocked),
             2 => Ok(Self::At(Wire::take(from)?)),
+            3 => Ok(Self::BlockedFrom(Wire::take(from)?)),
             _ => from.fail("an unknown placement of homes"),
         }
     }
@@ -432,7 +437,7 @@ mod tests {
             pages: Extent::new(PageIndex(7), 9),
             page_bytes: 8192,
             protocol: ProtocolKind::Ibec,
-            homes: Homes::Blocked,
+            homes: Homes::BlockedFrom(Rank(1)),
         };
         vec![
             Control::Hello {

@@ -150,9 +150,10 @@ impl<'a> Generator<'a> {
         let page_bytes = u32::try_from(page_bytes).expect("small");
         let mut setup = Setup::new(self.seed, protocol, pages, page_bytes, scripts);
         let last = Rank(u16::try_from(random.index(self.ranks)).expect("few"));
-        setup.homes = match random.below(3) {
+        setup.homes = match random.below(4) {
             0 => Homes::Cyclic,
             1 => Homes::Blocked,
+            2 => Homes::BlockedFrom(last),
             _ => Homes::At(last),
         };
         setup.managers = if random.percent(70) { Managers::Cyclic } else { Managers::At(last) };
