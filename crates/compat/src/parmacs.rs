@@ -463,7 +463,7 @@ impl Parmacs {
 
     fn g_malloc(&self, bytes: usize) -> Result<usize, SharedError> {
         if bytes > SMALL {
-            // Mostly each process works on a part of it, in the order in which they begin: this one begins last.
+            // Mostly each process works on a part of it, in the order in which they begin: rank 0 last.
             let first = Rank(1 % self.shared.ranks());
             let options = AllocOptions::new().homes(Homes::BlockedFrom(first));
             return self.shared.alloc_alone(bytes, options).map(Region::address);

@@ -157,7 +157,7 @@ fn by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Lin
     let sections = common.pick(1000, 50);
     for (apart, way) in WAYS.into_iter().filter(|&(apart, _)| apart > 0 || link.is_none()) {
         let [mut old, mut new, mut chosen, mut local] = [const { Vec::new() }; 4];
-        // Many short runs: where the kernel puts their threads makes more of a difference than chance in one run.
+        // Many short runs: most of the difference is where the kernel puts their threads.
         let sections = if apart > 0 { sections / 4 } else { sections };
         for _ in 0..rounds * 5 {
             for (path, times) in [&mut old, &mut new, &mut chosen].into_iter().enumerate() {
