@@ -44,12 +44,18 @@ fn must_take(direct: &mut Direct, queue: &Queue) -> Message {
     direct.take(queue, WATCHDOG).unwrap().expect("a message before the watchdog")
 }
 
-/// The queue of this name as its server tells of it.
+/// The queue of this name as its server tells of it. While a thread of the server works on a lease, the server
+/// tells what it saw last, which may be from before there was such a queue.
 fn status(servers: &[&RunningServer], name: &str) -> rampool::server::QueueStatus {
-    let mut leases = servers.iter().flat_map(|server| server.status().leases);
-    leases
-        .find_map(|lease| lease.queues.into_iter().find(|queue| queue.name == name))
-        .expect("a queue of this name")
+    let deadline = Instant::now() + WATCHDOG;
+    loop {
+        let mut leases = servers.iter().flat_map(|server| server.status().leases);
+        let found = leases.find_map(|lease| lease.queues.into_iter().find(|queue| queue.name == name));
+        match found {
+            Some(queue) => return queue,
+            None => assert!(Instant::now() < deadline, "no queue of this name"),
+        }
+    }
 }
 
 #[test]
