@@ -44,8 +44,8 @@ fn must_take(direct: &mut Direct, queue: &Queue) -> Message {
     direct.take(queue, WATCHDOG).unwrap().expect("a message before the watchdog")
 }
 
-/// The queue of this name as its server tells of it. While a thread of the server works on a lease, the server
-/// tells what it saw last, which may be from before there was such a queue.
+/// The queue of this name as its server tells of it. While a thread of the server works on a lease, the
+/// server tells what it saw last, which may be from before there was such a queue.
 fn status(servers: &[&RunningServer], name: &str) -> rampool::server::QueueStatus {
     let deadline = Instant::now() + WATCHDOG;
     loop {

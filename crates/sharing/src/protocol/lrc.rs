@@ -578,8 +578,11 @@ impl Protocol for Lrc {
                 if *collect {
                     self.forget(cx);
                 }
-                for (page, state) in &mut self.pages {
-                    state.alone |= state.valid && state.closed.is_some() && !self.dirty.contains(page);
+                for (_, record) in self.intervals.own(cx.me()) {
+                    for (page, _) in Notices::from(&record.pages).iter() {
+                        let Some(state) = self.pages.get_mut(&page) else { continue };
+                        state.alone |= state.valid && state.closed.is_some() && !self.dirty.contains(&page);
+                    }
                 }
             }
             _ => return unexpected("payload"),
