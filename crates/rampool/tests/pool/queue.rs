@@ -47,15 +47,12 @@ fn must_take(direct: &mut Direct, queue: &Queue) -> Message {
 /// The queue of this name as its server tells of it. While a thread of the server works on a lease, the
 /// server tells what it saw last, which may be from before there was such a queue.
 fn status(servers: &[&RunningServer], name: &str) -> rampool::server::QueueStatus {
-    let deadline = Instant::now() + WATCHDOG;
-    loop {
+    let look = || {
         let mut leases = servers.iter().flat_map(|server| server.status().leases);
-        let found = leases.find_map(|lease| lease.queues.into_iter().find(|queue| queue.name == name));
-        match found {
-            Some(queue) => return queue,
-            None => assert!(Instant::now() < deadline, "no queue of this name"),
-        }
-    }
+        leases.find_map(|lease| lease.queues.into_iter().find(|queue| queue.name == name))
+    };
+    wait_until("a queue of this name", || look().is_some());
+    look().expect("what was listed once stays listed")
 }
 
 #[test]

@@ -343,24 +343,16 @@ impl Lrc {
     /// The whole page as it is here, and the intervals in it.
     fn copy_of(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> PageCopy {
         let alone = self.page(cx, page).alone;
-        if alone || self.dirty.contains(&page) || cx.keep(Rule::Finalise) {
-            self.finalise_for_copy(cx, page);
-        }
-        let applied = self.pages[&page].applied.iter().map(|(&rank, &at)| (rank, at)).collect();
-        PageCopy { page, version: 0, applied, mode: Mode::Invalidate, bytes: cx.snapshot(page) }
-    }
-
-    /// A later diff must not span the moment of the copy: it would take other writers' bytes back.
-    fn finalise_for_copy(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
-        if cx.keep(Rule::Finalise) || self.pages[&page].alone {
+        if alone || cx.keep(Rule::Finalise) {
+            // A later diff must not span the moment of the copy: it would take other writers' bytes back.
             self.finalise(cx, page);
-            return;
-        }
-        // Left out: the interval ends, but the diff goes on accumulating.
-        if self.dirty.remove(&page) {
+        } else if self.dirty.remove(&page) {
+            // Left out: the interval ends, but the diff goes on accumulating.
             cx.protect(page, Protection::Read);
             self.close_pages(cx, &BTreeSet::from([page]));
         }
+        let applied = self.pages[&page].applied.iter().map(|(&rank, &at)| (rank, at)).collect();
+        PageCopy { page, version: 0, applied, mode: Mode::Invalidate, bytes: cx.snapshot(page) }
     }
 
     fn on_get_page(&mut self, cx: &mut Cx<'_>, from: Rank, page: PageIndex, by: Rank) {
@@ -578,7 +570,7 @@ impl Protocol for Lrc {
                 if *collect {
                     self.forget(cx);
                 }
-                for (_, record) in self.intervals.own(cx.me()) {
+                for (_, record) in records.iter().filter(|((rank, _), _)| *rank == cx.me()) {
                     for (page, _) in Notices::from(&record.pages).iter() {
                         let Some(state) = self.pages.get_mut(&page) else { continue };
                         state.alone |= state.valid && state.closed.is_some() && !self.dirty.contains(&page);
@@ -636,16 +628,13 @@ impl Protocol for Lrc {
             assert!(!state.valid || state.pend.is_empty(), "{page} is valid with notices pending");
             assert!(state.valid || state.access == Protection::None, "{page} is invalid but mapped");
             assert!(!state.valid || state.copy, "{page} is valid without content");
-            let writable = state.access == Protection::ReadWrite;
+            let (writable, dirty) = (state.access == Protection::ReadWrite, self.dirty.contains(page));
             assert!(
-                writable == self.dirty.contains(page) || writable && state.alone,
+                writable == dirty || writable && state.alone,
                 "{page}: what is writable is in the open interval, or written unnoticed"
             );
-            assert!(
-                !state.alone || state.valid && !self.dirty.contains(page),
-                "{page}: unnoticed in an interval"
-            );
-            let accumulates = state.closed.is_some() || self.dirty.contains(page);
+            assert!(!state.alone || state.valid && !dirty, "{page}: unnoticed in an interval");
+            let accumulates = state.closed.is_some() || dirty;
             assert!(accumulates == state.twin.is_some(), "{page}: a twin is there while a diff accumulates");
         }
         assert_eq!(pending, self.pending, "pending notices are counted");
