@@ -55,7 +55,7 @@ const DEFAULT: [&str; 5] = ["sor", "fft", "lu", "ocean", "water"];
 pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("predict", args.common.quick);
     report.note(
-        "two ranks; recorded over loopback, predicted for a link between two network namespaces, and run \
+        "two ranks, each on a CPU of its own; recorded over loopback, predicted for a link between two network namespaces, and run \
          there; answers are verified",
     );
     report.note(
@@ -157,7 +157,7 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
             let (program, protocol) = (program.name, protocol.name());
             let cell = Cell { program, protocol, quick: args.common.quick, key: &key.path };
             let (mut replayed, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
-            for _ in 0..args.common.rounds(3, 1) {
+            for _ in 0..args.common.rounds(5, 1) {
                 let recording = cell.record(dir)?;
                 let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
                 let again_us = replay(&recording, &recorded, Machine::SAME)?.elapsed_us();
@@ -403,7 +403,7 @@ impl Cell<'_> {
     }
 
     fn run(&self, link: Option<&Link>, more: impl Fn(&mut Command) -> &mut Command) -> Result<()> {
-        ranks::two(link, self.protocol, self.key, self.program, || {
+        ranks::two(ranks::Where { link, apart: true }, self.protocol, self.key, self.program, || {
             let mut command = rampool()?;
             command.args(["example", self.program]).args(self.quick.then_some("--small"));
             more(&mut command);

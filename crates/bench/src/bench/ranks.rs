@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rampool_kernel::thread::allowed_cpus;
 use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_shared::environment::variable;
 
@@ -27,13 +28,22 @@ impl Drop for Running {
     }
 }
 
+/// Where two ranks run.
+#[derive(Clone, Copy)]
+pub struct Where<'a> {
+    /// With rank 1 at its other end.
+    pub link: Option<&'a Link>,
+    /// Each on a CPU of its own, as on a machine of its own, where there are two.
+    pub apart: bool,
+}
+
 /// Runs two ranks of what `command` makes and returns what rank 0 printed, at most a pipe's worth. `what`
 /// names it in errors.
 ///
 /// # Errors
 /// If they cannot be started, fail, or have not ended after two minutes.
 pub fn two(
-    link: Option<&Link>,
+    Where { link, apart }: Where<'_>,
     protocol: &str,
     key: &Path,
     what: &str,
@@ -42,6 +52,7 @@ pub fn two(
     let host = if link.is_some() { Link::HERE } else { "127.0.0.1" };
     // The port is free: nothing else is in this namespace, and it is asked for before the ranks start.
     drop(TcpListener::bind((host, PORT)).with_context(|| format!("cannot listen on {host}:{PORT}"))?);
+    let cpus = if apart { allowed_cpus() } else { Vec::new() };
     let mut ranks = Vec::new();
     for rank in 0..2 {
         let mut command = command()?;
@@ -57,7 +68,8 @@ pub fn two(
         command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string());
         command.stdin(Stdio::null()).stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
         let there = link.filter(|_| rank == 1).map(|link| link.there.as_raw_fd());
-        before_exec(&mut command, there, None);
+        let own = if rank == 0 { cpus.first() } else { cpus.last() };
+        before_exec(&mut command, there, own.copied());
         ranks.push(Running(command.spawn()?));
     }
     let deadline = Instant::now() + LIMIT;

@@ -188,7 +188,10 @@ pub struct Sent {
     pub cause: Cause,
     /// After the cause began.
     pub offset_us: f64,
+    /// The wait whose begin it tells of, if a page that came later let it be sent.
+    pub joins: Option<usize>,
     pub carries_changes: bool,
+    role: Role,
     kind: &'static str,
     /// Which of `to`'s handlers it was.
     pub handler: usize,
@@ -330,11 +333,18 @@ impl Recording {
         self.ranks.iter().map(RankRecord::computed_us).sum()
     }
 
-    /// From sending to handling, of each message: bytes, microseconds, and whether the receiver waited when
-    /// it was sent, and so polled for it.
+    /// From sending to handling, of each message that met no other, because its receiver had handled all that
+    /// came before: bytes, microseconds, and whether the receiver waited when it was sent, and so polled for
+    /// it.
     pub fn latencies(&self) -> impl Iterator<Item = (u64, f64, bool)> + '_ {
-        let sent = self.ranks.iter().flat_map(|rank| &rank.sent);
-        sent.map(|sent| (sent.bytes, self.latency_us(sent), self.ranks[sent.to].waits_at(sent.at_us)))
+        self.ranks.iter().flat_map(move |rank| {
+            let mut free_from = f64::MIN;
+            rank.handled.iter().filter_map(move |handled| {
+                let sent = &self.ranks[handled.from].sent[handled.sent];
+                let is_free = std::mem::replace(&mut free_from, handled.at_us + handled.us) <= sent.at_us;
+                is_free.then(|| (sent.bytes, self.latency_us(sent), rank.waits_at(sent.at_us)))
+            })
+        })
     }
 
     pub fn latency_us(&self, sent: &Sent) -> f64 {
@@ -452,7 +462,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
                 if line.thread.is_some() { record.waits.push(wait) } else { faults.push(wait) }
             }
             "send" => {
-                let (kind, _, _, carries_changes) =
+                let (kind, role, _, carries_changes) =
                     known(line.kind.as_deref().unwrap_or_default()).unwrap_or(UNKNOWN);
                 record.sent.push(Sent {
                     at_us,
@@ -460,6 +470,8 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
                     bytes: line.bytes.unwrap_or(0),
                     cause: Cause::Computing(0),
                     offset_us: 0.0,
+                    joins: None,
+                    role,
                     carries_changes,
                     kind,
                     handler: 0,
@@ -631,6 +643,8 @@ fn find_causes(record: &mut RankRecord) {
                 wait.checked_sub(1).map_or(sent.at_us, |before| record.waits[before].end_us()),
             ),
         };
+        let is_barrier = |&wait: &usize| record.waits[wait].category == Category::Barrier;
+        sent.joins = current.filter(is_barrier).filter(|_| sent.role == Role::Arrival);
         sent.cause = cause;
         sent.offset_us = (sent.at_us - since).max(0.0);
     }

@@ -174,7 +174,10 @@ impl Graph {
         let record = &recording.ranks[rank];
         let Places { begins, ends, sends, handles } = self.places[rank];
         for (number, wait) in record.waits.iter().enumerate() {
-            if number > 0 {
+            if number == 0 {
+                // Ranks do not begin at one moment.
+                self.nodes[begins].ready_us = wait.at_us;
+            } else {
                 self.edge(ends + number - 1, begins + number, wait.computed_us * machine.slower);
             }
             let after = (wait.after_us + wait.kernel_us) * machine.software_slower;
@@ -193,7 +196,10 @@ impl Graph {
                 Cause::Wait(wait) => self.edge(begins + wait, sends + number, offset),
                 Cause::Handler(handled) => self.edge(handles + handled, sends + number, offset),
                 Cause::Computing(wait) if wait > 0 => self.edge(ends + wait - 1, sends + number, offset),
-                Cause::Computing(_) => {}
+                Cause::Computing(_) => self.nodes[sends + number].ready_us = sent.at_us,
+            }
+            if let Some(wait) = sent.joins {
+                self.edge(begins + wait, sends + number, 0.0);
             }
             self.edge(sends + number, self.places[sent.to].handles + sent.handler, 0.0);
         }
@@ -274,7 +280,7 @@ pub fn replay(
     let mut resources = vec![Resources::default(); recording.ranks.len()];
     let mut heap: BinaryHeap<Next> = (0..graph.nodes.len())
         .filter(|&node| graph.nodes[node].missing == 0)
-        .map(|node| Next { ready_us: 0.0, node })
+        .map(|node| Next { ready_us: graph.nodes[node].ready_us, node })
         .collect();
     let mut left = graph.nodes.len();
     while let Some(Next { ready_us, node }) = heap.pop() {
@@ -421,6 +427,57 @@ mod tests {
             phase.lost_us()
         };
         assert!(on(0.0) < 0.0 && on(1000.0) > 3800.0, "{} {}", on(0.0), on(1000.0));
+    }
+
+    #[test]
+    fn ranks_that_begin_later_come_later() {
+        let zero = [
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":1000,"event":"compute","thread":0,"ns":9000,"cpu_ns":9000}"#,
+            r#"{"at_ns":10000,"event":"wait","thread":0,"what":"barrier","ns":520000}"#,
+            r#"{"at_ns":520000,"event":"receive","from":1,"type":"BarrierArrive","ns":1000}"#,
+            r#"{"at_ns":520500,"event":"send","to":1,"type":"BarrierDepart","bytes":20}"#,
+        ];
+        let one = [
+            r#"{"at_ns":500000,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":501000,"event":"compute","thread":0,"ns":9000,"cpu_ns":9000}"#,
+            r#"{"at_ns":510000,"event":"wait","thread":0,"what":"barrier","ns":25000}"#,
+            r#"{"at_ns":511000,"event":"send","to":0,"type":"BarrierArrive","bytes":20}"#,
+            r#"{"at_ns":530000,"event":"receive","from":0,"type":"BarrierDepart","ns":1000}"#,
+        ];
+        let found = parse(&[&zero, &one]).unwrap();
+        let fast = replay(&found, &network(0.0, 1e5), Machine::SAME).unwrap();
+        let waited = fast.ranks[0].waits_us[&Category::Barrier];
+        assert!((waited - 511.0).abs() < 20.0, "{fast:?}");
+    }
+
+    #[test]
+    fn nobody_arrives_at_a_barrier_before_it_has_computed() {
+        // Rank 1 comes to the barrier 100 us after it has asked for pages ahead of their use, and waits for
+        // them there, because rank 0 answers late. Over a faster network they come while it computes.
+        let zero = [
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":1000,"event":"compute","thread":0,"ns":9000,"cpu_ns":9000}"#,
+            r#"{"at_ns":10000,"event":"wait","thread":0,"what":"barrier","ns":345000}"#,
+            r#"{"at_ns":200000,"event":"receive","from":1,"type":"GetPages","ns":2000}"#,
+            r#"{"at_ns":201000,"event":"send","to":1,"type":"Pages","bytes":4109}"#,
+            r#"{"at_ns":350000,"event":"receive","from":1,"type":"BarrierArrive","ns":1000}"#,
+            r#"{"at_ns":350500,"event":"send","to":1,"type":"BarrierDepart","bytes":20}"#,
+        ];
+        let one = [
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":2000,"event":"send","to":0,"type":"GetPages","bytes":10}"#,
+            r#"{"at_ns":1000,"event":"compute","thread":0,"ns":100000,"cpu_ns":100000}"#,
+            r#"{"at_ns":101000,"event":"wait","thread":0,"what":"barrier","ns":300000}"#,
+            r#"{"at_ns":300000,"event":"receive","from":0,"type":"Pages","ns":5000}"#,
+            r#"{"at_ns":303000,"event":"send","to":0,"type":"BarrierArrive","bytes":20}"#,
+            r#"{"at_ns":390000,"event":"receive","from":0,"type":"BarrierDepart","ns":1000}"#,
+        ];
+        let found = parse(&[&zero, &one]).unwrap();
+        assert!(matches!(found.ranks[1].sent[1].cause, Cause::Handler(0)));
+        let fast = replay(&found, &network(0.0, 1e5), Machine::SAME).unwrap();
+        let waited = fast.ranks[0].waits_us[&Category::Barrier];
+        assert!((90.0..110.0).contains(&waited), "{fast:?}");
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Lin
     let key = KeyFile::make()?;
     let over = link.map_or("loopback", |link| link.rate.name());
     let measure = |experiment: &str, sizes: &[usize]| -> Result<Samples> {
-        let printed = ranks::two(link, "ibec", &key.path, experiment, || {
+        let printed = ranks::two(ranks::Where { link, apart: false }, "ibec", &key.path, experiment, || {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["bench", "shared-rank", experiment]).args(sizes.iter().map(usize::to_string));
             command.env("RAMPOOL_SPIN_US", SPIN.as_micros().to_string());
