@@ -55,8 +55,8 @@ const DEFAULT: [&str; 5] = ["sor", "fft", "lu", "ocean", "water"];
 pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("predict", args.common.quick);
     report.note(
-        "two ranks, each on a CPU of its own; recorded over loopback, predicted for a link between two network namespaces, and run \
-         there; answers are verified",
+        "two ranks, each on a CPU of its own; recorded over loopback, predicted for a link between two \
+         network namespaces, and run there; answers are verified",
     );
     report.note(
         "a link is its rate, its token bucket's burst, packets of 1448 bytes with 66 of headers, and \

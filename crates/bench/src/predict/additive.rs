@@ -60,7 +60,8 @@ fn rank_us(
         }
     }
     for sent in record.sent.iter().filter(|sent| (from_us..to_us).contains(&sent.at_us)) {
-        if matches!(sent.cause, Cause::Handler(_)) && !(machine.updates_by_hardware && sent.carries_changes) {
+        let by_handler = matches!(sent.cause, Cause::Handler(_) | Cause::Arrival { .. });
+        if by_handler && !(machine.updates_by_hardware && sent.carries_changes) {
             total_us += network.cost(sent.bytes).sending_us;
         }
     }

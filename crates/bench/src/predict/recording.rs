@@ -175,6 +175,8 @@ pub enum Cause {
     Wait(usize),
     /// The n-th handled message.
     Handler(usize),
+    /// A barrier that the rank has come to, and the last page that it had to have for that.
+    Arrival { wait: usize, handled: usize },
     /// The computing before the n-th wait.
     Computing(usize),
 }
@@ -188,10 +190,7 @@ pub struct Sent {
     pub cause: Cause,
     /// After the cause began.
     pub offset_us: f64,
-    /// The wait whose begin it tells of, if a page that came later let it be sent.
-    pub joins: Option<usize>,
     pub carries_changes: bool,
-    role: Role,
     kind: &'static str,
     /// Which of `to`'s handlers it was.
     pub handler: usize,
@@ -462,7 +461,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
                 if line.thread.is_some() { record.waits.push(wait) } else { faults.push(wait) }
             }
             "send" => {
-                let (kind, role, _, carries_changes) =
+                let (kind, _, _, carries_changes) =
                     known(line.kind.as_deref().unwrap_or_default()).unwrap_or(UNKNOWN);
                 record.sent.push(Sent {
                     at_us,
@@ -470,8 +469,6 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
                     bytes: line.bytes.unwrap_or(0),
                     cause: Cause::Computing(0),
                     offset_us: 0.0,
-                    joins: None,
-                    role,
                     carries_changes,
                     kind,
                     handler: 0,
@@ -643,9 +640,12 @@ fn find_causes(record: &mut RankRecord) {
                 wait.checked_sub(1).map_or(sent.at_us, |before| record.waits[before].end_us()),
             ),
         };
-        let is_barrier = |&wait: &usize| record.waits[wait].category == Category::Barrier;
-        sent.joins = current.filter(is_barrier).filter(|_| sent.role == Role::Arrival);
-        sent.cause = cause;
+        let arrives = known(sent.kind).is_some_and(|(_, role, ..)| role == Role::Arrival);
+        let barrier = current.filter(|&wait| arrives && record.waits[wait].category == Category::Barrier);
+        sent.cause = match (cause, barrier) {
+            (Cause::Handler(handled), Some(wait)) => Cause::Arrival { wait, handled },
+            _ => cause,
+        };
         sent.offset_us = (sent.at_us - since).max(0.0);
     }
 }

@@ -195,11 +195,12 @@ impl Graph {
             match sent.cause {
                 Cause::Wait(wait) => self.edge(begins + wait, sends + number, offset),
                 Cause::Handler(handled) => self.edge(handles + handled, sends + number, offset),
+                Cause::Arrival { wait, handled } => {
+                    self.edge(handles + handled, sends + number, offset);
+                    self.edge(begins + wait, sends + number, 0.0);
+                }
                 Cause::Computing(wait) if wait > 0 => self.edge(ends + wait - 1, sends + number, offset),
                 Cause::Computing(_) => self.nodes[sends + number].ready_us = sent.at_us,
-            }
-            if let Some(wait) = sent.joins {
-                self.edge(begins + wait, sends + number, 0.0);
             }
             self.edge(sends + number, self.places[sent.to].handles + sent.handler, 0.0);
         }
@@ -474,7 +475,7 @@ mod tests {
             r#"{"at_ns":390000,"event":"receive","from":0,"type":"BarrierDepart","ns":1000}"#,
         ];
         let found = parse(&[&zero, &one]).unwrap();
-        assert!(matches!(found.ranks[1].sent[1].cause, Cause::Handler(0)));
+        assert_eq!(found.ranks[1].sent[1].cause, Cause::Arrival { wait: 1, handled: 0 });
         let fast = replay(&found, &network(0.0, 1e5), Machine::SAME).unwrap();
         let waited = fast.ranks[0].waits_us[&Category::Barrier];
         assert!((90.0..110.0).contains(&waited), "{fast:?}");
