@@ -217,16 +217,25 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
 
 fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
     report.note(
-        "dirty pages: a word of each is written away from its home, by one rank or by each of four; \
+        "dirty pages: a word of each, or all, is written away from its home, by one rank or by each of four; \
          the homes' copies are checked after the barrier; through shared memory",
     );
-    for (count, argo) in ARGO_DIRTY_US {
-        let arguments = vec![count.to_string(), common.pick(20, 3).to_string(), rounds.to_string()];
+    let measure = |pages: usize, words: usize| {
+        let arguments = [pages, words, common.pick(20, 3), rounds].iter().map(usize::to_string).collect();
         let way = Way::SharedMemory;
-        let samples =
-            Run { ranks: 4, protocol: "hlrc", spin: Duration::ZERO, way, experiment: "dirty", arguments }
-                .measure()?;
-        for (way, by) in [("one", "by one rank"), ("each", "by each rank")] {
+        Run { ranks: 4, protocol: "hlrc", spin: Duration::ZERO, way, experiment: "dirty", arguments }
+            .measure()
+    };
+    const BY: [(&str, &str); 2] = [("one", "by one rank"), ("each", "by each rank")];
+    let whole = measure(1024, 512)?;
+    for (way, by) in BY {
+        let ms: Vec<f64> = get(&whole, way)?.iter().map(|us| us / 1e3).collect();
+        let name = format!("ms for a barrier after 1024 wholly dirty pages {by}");
+        report.ratio(&name, &ms, &vec![1.0; ms.len()], (way == "one").then_some(Reach::AtMost(5.0)));
+    }
+    for (count, argo) in ARGO_DIRTY_US {
+        let samples = measure(count, 1)?;
+        for (way, by) in BY {
             let barrier = get(&samples, way)?;
             report.samples(&format!("barrier after {count} dirty pages {by}"), "us", barrier);
             let name = format!("ArgoDSM's {argo} us / barrier after {count} dirty pages {by}");

@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<i32> {
     match (args.experiment.as_str(), &args.sizes[..]) {
         ("page", &[count, rounds, home]) => bench.pages(count, rounds, home)?,
         ("barrier", &[count, rounds]) => bench.barriers(count, rounds)?,
-        ("dirty", &[pages, count, rounds]) => bench.dirty(pages, count, rounds)?,
+        ("dirty", &[pages, words, count, rounds]) => bench.dirty((pages, words), count, rounds)?,
         ("lock", &[count, rounds]) => bench.locks(count, rounds)?,
         ("stream", &[mib, rounds, page_bytes]) => bench.stream(mib, rounds, page_bytes)?,
         ("several-locks", &[sections, own, spread, _, apart_us]) => {
@@ -292,9 +292,9 @@ impl Bench {
         Ok(Some(streams))
     }
 
-    /// Ranks write a word of each of `pages` pages whose home is the next rank, and meet. The time of the
+    /// Ranks write some words of each of `pages` pages whose home is the next rank, and meet. The time of the
     /// last rank to arrive counts.
-    fn dirty(&mut self, pages: usize, count: usize, rounds: usize) -> Result<()> {
+    fn dirty(&mut self, (pages, words): (usize, usize), count: usize, rounds: usize) -> Result<()> {
         let ranks = usize::from(self.shared.ranks());
         let mut regions = Vec::new();
         for rank in 0..self.shared.ranks() {
@@ -310,11 +310,14 @@ impl Bench {
             for round in 0..=rounds {
                 let mut own = Vec::with_capacity(count);
                 for step in 0..count {
-                    let slot = (round * count + step) % 512;
+                    let written = |page: usize| {
+                        let slot = (round * count + step) % (PAGE / 8);
+                        (0..words).map(move |number| page * PAGE / 8 + (slot + number) % (PAGE / 8))
+                    };
                     let value = |page: usize| word(SEED, ((round * count + step) * pages + page) as u64);
                     if writers.contains(&me) {
                         for page in 0..pages {
-                            write(regions[me], page * PAGE / 8 + slot, value(page));
+                            written(page).for_each(|at| write(regions[me], at, value(page)));
                         }
                     }
                     let began = Instant::now();
@@ -322,10 +325,12 @@ impl Bench {
                     own.push(u64::try_from(began.elapsed().as_nanos())?);
                     if writers.contains(&before) {
                         for page in 0..pages {
-                            let found = read(regions[before], page * PAGE / 8 + slot);
+                            let wrong = written(page)
+                                .map(|at| read(regions[before], at))
+                                .find(|&at| at != value(page));
                             ensure!(
-                                found == value(page),
-                                "WRONG CONTENT: page {page} of rank {before} has {found:#x} in step {step}"
+                                wrong.is_none(),
+                                "WRONG CONTENT: page {page} of rank {before} has {wrong:#x?} in step {step}"
                             );
                         }
                     }
