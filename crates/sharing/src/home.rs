@@ -29,6 +29,8 @@ pub(crate) struct HomePage {
     /// A thread of the home may have written to it since it was shared.
     pub dirty: bool,
     pub access: Protection,
+    /// The epoch in which it was first used, by a write that went unnoticed.
+    pub begun: Option<u32>,
     /// The copy of this version that was handed out while the page stayed writable.
     pub handed: Option<Arc<[u8]>>,
     /// Times it was written after it had been shared.
@@ -55,6 +57,7 @@ impl HomePage {
             shared: false,
             dirty: false,
             access: Protection::None,
+            begun: None,
             handed: None,
             heat: 0,
             quiet: 0,
@@ -66,6 +69,9 @@ impl HomePage {
     /// unnoticed.
     pub fn fault(&mut self, cx: &mut Cx<'_>, page: PageIndex, write: bool, unnoticed: bool) {
         let free = unnoticed && !self.shared;
+        if write && free && self.access == Protection::None {
+            self.begun = Some(cx.shared.epoch);
+        }
         self.access = if write || free { Protection::ReadWrite } else { Protection::Read };
         self.dirty |= write && self.shared;
         self.heat = self.heat.saturating_add(u8::from(write && self.shared && unnoticed));
@@ -83,6 +89,8 @@ impl HomePage {
         if self.shared {
             let over = self.spare.0.take();
             self.handed = Some(cx.snapshot_over(page, over));
+        } else if self.access == Protection::None {
+            self.begun = Some(cx.shared.epoch);
         }
         self.access = Protection::ReadWrite;
         true
@@ -129,6 +137,14 @@ impl HomePage {
         // The writer's copy lacks the home's own writes since then.
         self.dirty |= self.access == Protection::ReadWrite;
         Advance { page, before, after: self.version, mode: Mode::Invalidate }
+    }
+
+    /// What the home wrote in this epoch before another rank had the page becomes a version: who writes it
+    /// now is not alone. Not before the first barrier, where one rank prepares what others use.
+    pub fn count_own(&mut self, cx: &Cx<'_>) {
+        if self.begun.take_if(|&mut epoch| epoch == cx.shared.epoch && epoch > 0).is_some() {
+            self.version = self.version.saturating_add(1);
+        }
     }
 
     /// The home releases: the new version, if others have to learn of one.

@@ -475,8 +475,13 @@ impl Hlrc {
         from: Rank,
         under: Option<LockId>,
     ) -> Advance {
+        let adapts = self.adapts();
         let home = self.home(page);
-        let mut advance = home.apply(cx, page, diff);
+        let before = home.version;
+        if adapts {
+            home.count_own(cx);
+        }
+        let mut advance = Advance { before, ..home.apply(cx, page, diff) };
         if home.dirty {
             self.dirty_homes.insert(page);
         }
@@ -492,7 +497,9 @@ impl Hlrc {
         cx.end_flush(flush)?;
         let me = cx.me();
         for &Advance { page, before, after, mode } in pages {
-            self.fresh.add(page, Notice { version: after, writer: Some(me) });
+            // More than one version: the home has changed it, too.
+            let alone = after <= before.saturating_add(1);
+            self.fresh.add(page, Notice { version: after, writer: alone.then_some(me) });
             let Some(copy) = self.copies.get_mut(&page) else { continue };
             copy.flying = copy.flying.saturating_sub(1);
             copy.own = copy.own.max(after);

@@ -408,6 +408,20 @@ fn sc_keeps_no_page_from_others_behind_a_barrier() {
 }
 
 #[test]
+fn auto_leaves_a_page_at_a_home_that_wrote_it_first() {
+    // Rank 0, its home, writes before rank 1 has it, so that no rank is told of that.
+    let writes = |at: usize, ticks| {
+        let mut ops = vec![barrier(0)];
+        ops.extend((1..6).flat_map(|round: u8| {
+            [Op::Compute { ticks }, Op::Write { at, len: 8, value: round }, barrier(u32::from(round))]
+        }));
+        vec![ops]
+    };
+    let stats = report(quiet(ProtocolKind::Auto, vec![writes(0, 1), writes(8, 2000)])).stats;
+    assert_eq!(stats.homes_gained, 0);
+}
+
+#[test]
 fn a_former_home_can_forget_its_copy_after_the_next_barrier() {
     for protocol in [ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto] {
         let rounds = 1..20;
