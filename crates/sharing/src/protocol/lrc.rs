@@ -51,6 +51,9 @@ pub(crate) struct Lrc {
     /// Pages that this rank is the new home of and that are on their way here, each with the flush that
     /// stands for it.
     pulling: BTreeMap<PageIndex, u64>,
+    /// Pages that have come to their new home and lack diffs. No thread waits for those, but a barrier does:
+    /// after it the pages may be freed, and their diffs be gone.
+    lacking: BTreeSet<PageIndex>,
     held: Vec<(Rank, Body)>,
 }
 
@@ -128,6 +131,7 @@ impl Lrc {
             pending: 0,
             collecting: BTreeSet::new(),
             pulling: BTreeMap::new(),
+            lacking: BTreeSet::new(),
             held: Vec::new(),
         }
     }
@@ -274,6 +278,7 @@ impl Lrc {
         let fetch = state.fetch.take().expect("it is being fetched");
         state.valid = true;
         self.collecting.remove(&page);
+        self.lacking.remove(&page);
         cx.shared.stats.pages_fetched += 1;
         if fetch.write {
             state.twin = Some(cx.snapshot(page));
@@ -463,6 +468,9 @@ impl Protocol for Lrc {
                     return unexpected("move of a home");
                 };
                 self.on_page(cx, copy)?;
+                if self.page(cx, copy.page).fetch.is_some() {
+                    self.lacking.insert(copy.page);
+                }
                 cx.end_flush(flush)?;
                 for (from, body) in std::mem::take(&mut self.held) {
                     self.receive(cx, from, &body)?;
@@ -558,6 +566,10 @@ impl Protocol for Lrc {
         Ok(())
     }
 
+    fn fetches_ahead(&self) -> bool {
+        !self.lacking.is_empty()
+    }
+
     fn flushing(&self) -> bool {
         !self.collecting.is_empty()
     }
@@ -613,6 +625,7 @@ impl Protocol for Lrc {
         }
         unlist_pages(&mut self.dirty, pages);
         unlist_pages(&mut self.collecting, pages);
+        unlist_pages(&mut self.lacking, pages);
     }
 
     fn overhead_bytes(&self) -> usize {

@@ -144,6 +144,12 @@ fn reuse(seed: u64, protocol: ProtocolKind) -> Setup {
 }
 
 #[test]
+fn a_barrier_waits_for_the_diffs_that_a_new_home_lacks() {
+    // Its page is freed at the next barrier, where their writer forgets them.
+    run(reuse(1303, ProtocolKind::Lrc)).unwrap();
+}
+
+#[test]
 fn pages_that_are_freed_are_zero_when_they_are_used_again() {
     for protocol in ProtocolKind::ALL {
         for seed in 0..80 * effort() {
