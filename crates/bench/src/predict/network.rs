@@ -347,26 +347,36 @@ mod tests {
         assert_eq!([(100.0, 30.0), (100.0, 30.0)].map(|(at, wire)| none.pass(at, wire, 0.0)), [130.0, 160.0]);
     }
 
+    /// A message of rank 1 to rank 0, as either writes it: sent, and handled for so long. Nanoseconds.
+    fn message(ranks: &mut [Vec<String>; 2], sent: u64, came: u64, bytes: u64, ns: u64) {
+        ranks[0].push(format!(
+            r#"{{"at_ns":{came},"event":"receive","from":1,"type":"ScInvalidate","ns":{ns}}}"#
+        ));
+        ranks[1].push(format!(
+            r#"{{"at_ns":{sent},"event":"send","to":0,"type":"ScInvalidate","bytes":{bytes}}}"#
+        ));
+    }
+
+    fn recorded(ranks: &[Vec<String>; 2]) -> Network {
+        let texts = ranks.each_ref().map(|file| file.iter().map(String::as_str).collect::<Vec<_>>());
+        Network::recorded(&parse(&[&texts[0], &texts[1]]).unwrap()).unwrap()
+    }
+
     #[test]
     fn what_messages_cost_where_they_were_recorded_is_found_again() {
         // Rank 0 computes until 1280 us and waits from then on; in either half it gets messages of 100 and of
         // 5000 bytes by turns.
-        let mut zero = vec![r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned()];
-        let mut one = zero.clone();
-        zero.push(r#"{"at_ns":1280000,"event":"wait","thread":0,"what":"barrier","ns":2000000}"#.to_owned());
+        let other = vec![r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned()];
+        let mut ranks = [other.clone(), other];
+        ranks[0]
+            .push(r#"{"at_ns":1280000,"event":"wait","thread":0,"what":"barrier","ns":2000000}"#.to_owned());
         for number in 0..64 {
             let (sent, bytes) = (5000 + number * 40_000, if number % 2 == 0 { 100 } else { 5000 });
             // 6 us, a nanosecond a byte, and 20 us for waking.
             let came = sent + 6000 + bytes + if number < 32 { 20_000 } else { 0 };
-            one.push(format!(
-                r#"{{"at_ns":{sent},"event":"send","to":0,"type":"ScInvalidate","bytes":{bytes}}}"#
-            ));
-            zero.push(format!(
-                r#"{{"at_ns":{came},"event":"receive","from":1,"type":"ScInvalidate","ns":100}}"#
-            ));
+            message(&mut ranks, sent, came, bytes, 100);
         }
-        let texts = [&zero, &one].map(|file| file.iter().map(String::as_str).collect::<Vec<_>>());
-        let found = Network::recorded(&parse(&[&texts[0], &texts[1]]).unwrap()).unwrap();
+        let found = recorded(&ranks);
         assert!((found.latency_us - 6.0).abs() < 0.1 && (found.wake_us - 20.0).abs() < 0.1, "{found:?}");
         assert!((found.mb_per_s - 1000.0).abs() < 1.0, "{found:?}");
     }
@@ -374,20 +384,15 @@ mod tests {
     #[test]
     fn messages_that_queued_do_not_tell_what_one_costs() {
         // Rank 1 sends ten at once, each of which is handled for 50 us; the first comes after 8 us.
-        let mut here =
-            vec![r#"{"at_ns":0,"event":"wait","thread":0,"what":"barrier","ns":900000}"#.to_owned()];
-        let mut there = vec![r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned()];
+        let mut ranks = [
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"barrier","ns":900000}"#,
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+        ]
+        .map(|wait| vec![wait.to_owned()]);
         for number in 0..10 {
-            let (sent, came) = (5000 + number, 13_000 + number * 50_000);
-            there.push(format!(
-                r#"{{"at_ns":{sent},"event":"send","to":0,"type":"ScInvalidate","bytes":14}}"#
-            ));
-            here.push(format!(
-                r#"{{"at_ns":{came},"event":"receive","from":1,"type":"ScInvalidate","ns":50000}}"#
-            ));
+            message(&mut ranks, 5000 + number, 13_000 + number * 50_000, 14, 50_000);
         }
-        let texts = [&here, &there].map(|file| file.iter().map(String::as_str).collect::<Vec<_>>());
-        let found = Network::recorded(&parse(&[&texts[0], &texts[1]]).unwrap()).unwrap();
+        let found = recorded(&ranks);
         assert!((found.latency_us - 8.0).abs() < 0.1, "{found:?}");
     }
 
