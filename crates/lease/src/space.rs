@@ -583,11 +583,20 @@ impl LeaseSpace {
             }
         }
         self.room_for(frames, metadata)?;
-        let root = &mut self.regions.get_mut(&region).expect("seen above").root;
+        let region = self.regions.get_mut(&region).expect("seen above");
+        self.tables.notes_left = region.owner.is_none();
         for (page, new) in each() {
-            self.tables.set(root, page, *new, released);
+            self.tables.set(&mut region.root, page, *new, released);
         }
+        self.tables.notes_left = false;
         Ok(())
+    }
+
+    /// Takes the frames that pages of every member's regions were in before [`LeaseSpace::put`] and
+    /// [`LeaseSpace::discard_some`] changed them. A member may know that its page lies there, and a clone, or
+    /// an answer on its way, may keep the frame: move its generation on before the change is answered.
+    pub fn left(&mut self) -> std::vec::Drain<'_, FrameIndex> {
+        self.tables.left.drain(..)
     }
 
     /// Makes pages zero. The cost depends on what is stored there, not on the length of the range.
@@ -626,16 +635,18 @@ impl LeaseSpace {
         if copies > 0 {
             self.room_for(0, copies * CHUNK_BYTES)?;
         }
-        let root = &mut self.regions.get_mut(&region).expect("seen above").root;
+        let region = self.regions.get_mut(&region).expect("seen above");
+        self.tables.notes_left = region.owner.is_none();
         while extents.len() > first {
             let extent = extents.last_mut().expect("there are more than `first`");
-            if let Some(next) = self.tables.discard(root, *extent, most_chunks, released) {
+            if let Some(next) = self.tables.discard(&mut region.root, *extent, most_chunks, released) {
                 let left = u32::try_from(extent.end().0 - next.0).expect("a part of an extent");
                 *extent = Extent::new(next, left);
-                return Ok(false);
+                break;
             }
             extents.pop();
         }
+        self.tables.notes_left = false;
         Ok(extents.is_empty())
     }
 

@@ -106,6 +106,10 @@ pub(super) struct Tables {
     root_entries: u64,
     /// Entries that clones are still to have.
     owed_entries: u64,
+    /// Whether `left` is kept.
+    pub(super) notes_left: bool,
+    /// Frames that a page was in and is not any more, though something else may still refer to them.
+    pub(super) left: Vec<FrameIndex>,
     pub(super) rules: Kept,
 }
 
@@ -251,6 +255,9 @@ impl Tables {
         let empty = chunk.live == 0;
         if old.len != 0 {
             self.pages -= 1;
+            if self.notes_left {
+                self.left.push(old.frame);
+            }
             self.drop_frame(old, released);
         }
         if empty {
@@ -293,6 +300,10 @@ impl Tables {
                 self.copy_first(root, number);
                 let id = root.chunks.remove(&number).expect("in the range");
                 self.root_entries -= 1;
+                if self.notes_left {
+                    let chunk = self.chunks[id.0].as_ref().expect("a named chunk exists");
+                    self.left.extend(chunk.slots.iter().filter(|s| s.len != 0).map(|slot| slot.frame));
+                }
                 self.drop_chunk(id, released);
             } else {
                 for page in first..end {

@@ -4,6 +4,7 @@ use crate::lock::lock;
 use crate::published::PublishedMemories;
 use crate::refused::Refused;
 use crate::replies::Replies;
+use crate::store::PageStore;
 use crate::tenants::Tenant;
 use rampool_lease::{Charges, ConnectionNumber, Directory, LeaseSpace, QueueCounts, QueueId, SpaceUsage};
 use rampool_net::transport::Means;
@@ -22,6 +23,7 @@ pub(super) struct Lease {
     space: Mutex<Charged>,
     /// For its tenant's account.
     directory: Arc<Mutex<Directory>>,
+    store: Arc<dyn PageStore>,
     /// What it used when that was seen last, for those that do not wait for it.
     used: Mutex<Looked>,
     /// Replies that its connections have queued.
@@ -40,7 +42,8 @@ struct Charged {
     charged: Charges,
 }
 
-/// A lease's regions, locked. What has become of their number and tables is charged when it is unlocked.
+/// A lease's regions, locked. When it is unlocked, what has become of their number and tables is charged, and
+/// who knows the frame of a page that has left it will not read it there.
 pub(super) struct Space<'a> {
     locked: MutexGuard<'a, Charged>,
     lease: &'a Lease,
@@ -75,6 +78,8 @@ impl Space<'_> {
 
 impl Drop for Space<'_> {
     fn drop(&mut self) {
+        // Before its last reference is given back, which is done after this.
+        self.locked.space.left().for_each(|frame| self.lease.store.touch(frame));
         let (charged, now) = (self.locked.charged, self.locked.space.charges());
         if charged != now {
             let mut directory = lock(&self.lease.directory);
@@ -108,12 +113,14 @@ impl Lease {
         space: LeaseSpace,
         tenant: Arc<Tenant>,
         directory: Arc<Mutex<Directory>>,
+        store: Arc<dyn PageStore>,
     ) -> Self {
         Self {
             id,
             tenant,
             space: Mutex::new(Charged { space, charged: Charges::default() }),
             directory,
+            store,
             used: Mutex::default(),
             replies: Replies::new(u64::MAX),
             counts: Counts::default(),

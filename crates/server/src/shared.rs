@@ -182,7 +182,8 @@ impl Shared {
         tenant: Arc<Tenant>,
     ) -> Arc<Lease> {
         let space = LeaseSpace::new(bytes).with_queue_limits(self.config.queues);
-        let lease = Arc::new(Lease::new(id, space, tenant, Arc::clone(&self.directory)));
+        let lease =
+            Arc::new(Lease::new(id, space, tenant, Arc::clone(&self.directory), Arc::clone(&self.store)));
         lease.space().member_joined(member, ConnectionNumber::FIRST);
         self.leases.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&lease));
         lease

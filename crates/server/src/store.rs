@@ -128,7 +128,7 @@ pub trait PageStore: Send + Sync {
         self.slabs().place(page.frame, page.len.into())
     }
 
-    /// The bytes of a page are about to change in place: who reads it in the file notices.
+    /// A page is about to change in place, or lies elsewhere now: who reads the frame in the file notices.
     fn touch(&self, frame: FrameIndex) {
         self.slabs().touch(frame);
     }

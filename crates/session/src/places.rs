@@ -11,6 +11,7 @@
 //! What an answer says is of the past. It counts only if the page has not been submitted again since: a later
 //! answer will say more. What others do to the page meanwhile (members of the lease, a server that gives this
 //! one up) moves the generation of its frame on, so a place that is no longer true is noticed by its reader.
+//! It does so also where the frame stays as it was, for a copy of the region or for an answer on its way.
 
 use rampool_paging::placement::ServerIndex;
 use rampool_paging::table::Table;
@@ -148,7 +149,9 @@ mod tests {
     use std::collections::VecDeque;
 
     const PAGES: usize = 3;
-    const FRAMES: usize = 5;
+    const FRAMES: usize = 6;
+    /// Kinds of steps.
+    const STEPS: u8 = 14;
 
     /// What a test leaves out, to see that the model notices.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,6 +163,8 @@ mod tests {
         LookOnce,
         /// The server leaves the generation of a freed frame as it was.
         Unmoved,
+        /// Or that of a frame that something else still refers to.
+        UnmovedIfHeld,
         /// An answer counts whatever was submitted since.
         AnyStamp,
         /// The answer to a question goes before that to a store.
@@ -189,6 +194,8 @@ mod tests {
         to_server: VecDeque<ToServer>,
         to_client: VecDeque<ToClient>,
         frames: [(u32, u32); FRAMES],
+        /// Which of them a copy, or an answer on its way, refers to besides.
+        held: [bool; FRAMES],
         free: Vec<usize>,
         table: [Option<usize>; PAGES],
     }
@@ -204,6 +211,7 @@ mod tests {
                 to_server: VecDeque::new(),
                 to_client: VecDeque::new(),
                 frames: [(0, 0); FRAMES],
+                held: [false; FRAMES],
                 free: (0..FRAMES).collect(),
                 table: [None; PAGES],
             }
@@ -235,10 +243,34 @@ mod tests {
 
         fn free(&mut self, page: usize) {
             if let Some(frame) = self.table[page].take() {
-                if self.mutant != Mutant::Unmoved {
-                    self.frames[frame].0 += 1;
+                let unmoved = match self.mutant {
+                    Mutant::Unmoved => true,
+                    Mutant::UnmovedIfHeld => self.held[frame],
+                    _ => false,
+                };
+                self.frames[frame].0 += u32::from(!unmoved);
+                if !self.held[frame] {
+                    self.free.push(frame);
                 }
-                self.free.push(frame);
+            }
+        }
+
+        /// A copy, or an answer on its way, refers to the page's frame.
+        fn hold(&mut self, page: usize) {
+            if let Some(frame) = self.table[page]
+                && !self.held.contains(&true)
+            {
+                self.held[frame] = true;
+            }
+        }
+
+        fn let_go(&mut self) {
+            if let Some(frame) = self.held.iter().position(|held| *held) {
+                self.held[frame] = false;
+                if !self.table.contains(&Some(frame)) {
+                    self.frames[frame].0 += 1;
+                    self.free.push(frame);
+                }
             }
         }
 
@@ -318,7 +350,7 @@ mod tests {
 
         fn step(&mut self, what: u8, page: usize) -> Result<(), (Option<u32>, u32)> {
             match what {
-                0 | 1 if self.to_server.len() < FRAMES - PAGES => self.put(page),
+                0 | 1 if self.to_server.len() + 1 < FRAMES - PAGES => self.put(page),
                 2 => self.discard(page),
                 3 => self.to_server.push_back(ToServer::Get(page)),
                 4..=6 => self.serve(),
@@ -326,6 +358,8 @@ mod tests {
                 9 => self.others(page),
                 10 => return self.read(page, false),
                 11 => return self.read(page, true),
+                12 => self.hold(page),
+                13 => self.let_go(),
                 _ => {}
             }
             Ok(())
@@ -333,7 +367,7 @@ mod tests {
     }
 
     fn steps() -> impl Strategy<Value = Vec<(u8, usize)>> {
-        prop::collection::vec((0..12u8, 0..PAGES), 1..400)
+        prop::collection::vec((0..STEPS, 0..PAGES), 1..400)
     }
 
     proptest! {
@@ -359,7 +393,7 @@ mod tests {
         (0..2000).any(|_| {
             let mut model = Model::new(mutant);
             (0..400).any(|_| {
-                let (what, page) = (random(12), random(PAGES as u64));
+                let (what, page) = (random(STEPS.into()), random(PAGES as u64));
                 model.step(u8::try_from(what).unwrap(), usize::try_from(page).unwrap()).is_err()
             })
         })
@@ -368,9 +402,14 @@ mod tests {
     #[test]
     fn each_rule_is_needed() {
         assert!(!is_noticed(Mutant::None));
-        for mutant in
-            [Mutant::AnyGeneration, Mutant::LookOnce, Mutant::Unmoved, Mutant::AnyStamp, Mutant::OldAnswer]
-        {
+        for mutant in [
+            Mutant::AnyGeneration,
+            Mutant::LookOnce,
+            Mutant::Unmoved,
+            Mutant::UnmovedIfHeld,
+            Mutant::AnyStamp,
+            Mutant::OldAnswer,
+        ] {
             assert!(is_noticed(mutant), "{mutant:?}");
         }
     }

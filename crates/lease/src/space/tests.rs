@@ -71,6 +71,30 @@ impl Model {
         of_regions.chain(of_clones).flat_map(BTreeMap::values).map(|p| (p.frame, p.charge)).collect()
     }
 
+    /// Returns the frames that are left, if every member may know of them.
+    fn put(&mut self, id: RegionId, numbers: &[PageIndex], pages: &[Option<StoredPage>]) -> Vec<FrameIndex> {
+        let (owner, table) = self.regions.get_mut(&id).unwrap();
+        let mut left = Vec::new();
+        for (number, page) in numbers.iter().zip(pages) {
+            let old = match page {
+                Some(page) => {
+                    self.live.insert(page.frame);
+                    table.insert(*number, *page)
+                }
+                None => table.remove(number),
+            };
+            left.extend(old.filter(|_| owner.is_none()).map(|page| page.frame));
+        }
+        left
+    }
+
+    /// As [`Model::put`].
+    fn discard(&mut self, id: RegionId, extents: &[Extent]) -> Vec<FrameIndex> {
+        let (owner, table) = self.regions.get_mut(&id).unwrap();
+        let given_up = table.extract_if(.., |page, _| extents.iter().any(|e| e.contains(*page)));
+        given_up.filter(|_| owner.is_none()).map(|(_, page)| page.frame).collect()
+    }
+
     /// Every frame that was released was live, and live frames are exactly those that some page is in.
     fn settle(&mut self, released: &[FrameIndex]) {
         for frame in released {
@@ -92,6 +116,7 @@ fn run(steps: Vec<Step>, limit: u64) {
     let mut model = Model::default();
     for step in steps {
         let mut released = Vec::new();
+        let mut left = Vec::new();
         let pick = |model: &Model, index: usize| {
             model.regions.keys().nth(index).copied().unwrap_or(RegionId(999_999))
         };
@@ -185,16 +210,7 @@ fn run(steps: Vec<Step>, limit: u64) {
                 match space.put(MemberId(member), region, &extents, &pages, &mut released) {
                     Ok(()) => {
                         may(&model, member, region).unwrap();
-                        let table = &mut model.regions.get_mut(&region).unwrap().1;
-                        for (number, page) in numbers.iter().zip(&pages) {
-                            match page {
-                                Some(page) => {
-                                    model.live.insert(page.frame);
-                                    table.insert(*number, *page);
-                                }
-                                None => drop(table.remove(number)),
-                            }
-                        }
+                        left = model.put(region, &numbers, &pages);
                     }
                     Err(SpaceError::Full { free }) => {
                         // It may refuse only what could, at worst, not have fitted.
@@ -211,8 +227,7 @@ fn run(steps: Vec<Step>, limit: u64) {
                 match space.discard(MemberId(member), region, &extents, &mut released) {
                     Ok(()) => {
                         may(&model, member, region).unwrap();
-                        let table = &mut model.regions.get_mut(&region).unwrap().1;
-                        table.retain(|page, _| !extents.iter().any(|e| e.contains(*page)));
+                        left = model.discard(region, &extents);
                     }
                     Err(SpaceError::Full { .. }) => {}
                     Err(error) => assert_eq!(Err(error), may(&model, member, region)),
@@ -234,6 +249,10 @@ fn run(steps: Vec<Step>, limit: u64) {
             }
         }
         space.check();
+        left.sort_unstable();
+        let mut told: Vec<FrameIndex> = space.left().collect();
+        told.sort_unstable();
+        assert_eq!(told, left);
         while space.bury(1, &mut released) {}
         assert!(!space.has_freed());
         space.check();

@@ -122,6 +122,32 @@ fn a_page_that_another_member_changed_is_asked_for() {
 }
 
 #[test]
+fn a_page_is_asked_for_though_a_copy_keeps_its_frame() {
+    for kind in [StoreKind::Raw, StoreKind::Compressed] {
+        let dir = tempfile::tempdir().unwrap();
+        let server = open_at(dir.path(), kind);
+        let mut pool = Pool::connect(&config(&[&server], 32 * MIB)).unwrap();
+        let region = pool.create_region().unwrap();
+        let all = [extent(0, 16)];
+        store(&mut pool, region, all[0], 1);
+        let ticket = pool.region_ticket(region).unwrap();
+        pool.open_region(rampool::pool::RegionSelector::Ticket(&ticket), 16 * OS_PAGE_BYTES as u64).unwrap();
+        let copy = pool.clone_region(region).unwrap();
+        assert!(fetch(&mut pool, region, &all) == expected(&all, 1));
+        let mut other = Direct::connect(&PoolConfig::attach(pool.lease_ticket(), "other")).unwrap();
+        let theirs = other.open_ticket(&ticket).unwrap();
+        // In part and as a whole: the copy keeps each as it was.
+        let mut want = expected(&all, 1);
+        for (at, len) in [(100, 50), (3 * OS_PAGE_BYTES, 2 * OS_PAGE_BYTES)] {
+            want[at..at + len].fill(7);
+            other.put(theirs, at as u64, &want[at..at + len]).unwrap();
+            assert!(fetch(&mut pool, region, &all) == want, "{len} bytes at {at}");
+        }
+        assert!(fetch(&mut pool, copy, &all) == expected(&all, 1));
+    }
+}
+
+#[test]
 fn a_lost_server_is_lost_though_its_memory_is_still_there() {
     let dir = tempfile::tempdir().unwrap();
     let server = open_at(dir.path(), StoreKind::Raw);
