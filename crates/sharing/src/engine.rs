@@ -232,6 +232,9 @@ impl Engine {
     /// Ends a thread's operation.
     pub(crate) fn done(&mut self, io: &mut Io<'_>, thread: ThreadId, result: OpResult) {
         self.blocked.retain(|&other| other != thread);
+        if self.is_entering() {
+            self.each(io, |plugin, cx| plugin.overtaken(cx));
+        }
         io.out.push(Action::Done { thread, result });
     }
 

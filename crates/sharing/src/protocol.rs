@@ -123,6 +123,9 @@ pub(crate) trait Protocol {
     /// The barrier is over, homes have moved: fetches the pages that this rank's threads will read. They wait
     /// until `fetches_ahead` is false.
     fn begin_epoch(&mut self, _cx: &mut Cx<'_>) {}
+    /// A thread that took no part in the barrier goes on while others wait for those pages. It may have
+    /// learnt what they hold.
+    fn overtaken(&mut self, _cx: &mut Cx<'_>) {}
     /// Whether pages fetched ahead of their use are on their way. The next barrier waits for them.
     fn fetches_ahead(&self) -> bool {
         false

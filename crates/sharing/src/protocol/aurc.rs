@@ -181,6 +181,10 @@ impl Protocol for Aurc {
         self.base.begin_epoch(cx);
     }
 
+    fn overtaken(&mut self, cx: &mut Cx<'_>) {
+        self.base.overtaken(cx);
+    }
+
     fn fetches_ahead(&self) -> bool {
         self.base.fetches_ahead()
     }

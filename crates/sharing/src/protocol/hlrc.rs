@@ -132,6 +132,11 @@ impl Copy {
         }
     }
 
+    /// The home sends it when the barrier ends, if another rank has changed it.
+    fn is_to_come(&self) -> bool {
+        self.pushed && self.fetch.is_none()
+    }
+
     /// A fetched or pushed page is accepted.
     fn becomes_valid(&mut self, version: u32, access: Protection) {
         (self.valid, self.version, self.access, self.fetch) = (true, version, access, None);
@@ -209,7 +214,7 @@ impl Hlrc {
                 continue;
             }
             let copy = self.copy(page);
-            if !copy.valid && copy.fetch.is_none() {
+            if !copy.valid && copy.fetch.is_none() && copy.access == Protection::None {
                 copy.fetch = Some(Fetch { restart: false, write: false, waited: false, crossed: false });
                 by_home.entry(cx.home(page)).or_default().push(page);
             }
@@ -286,8 +291,10 @@ impl Hlrc {
         let Some(fetch) = self.copy(page).fetch else { return unexpected("page") };
         self.told(cx, from, got, fetch.crossed);
         let copy = self.copy(page);
-        let late =
-            (fetch.restart && cx.keep(Rule::Restart)) || (got.version < copy.need && cx.keep(Rule::Need));
+        // A home that has moved since may be written without notice.
+        let late = (fetch.restart && cx.keep(Rule::Restart))
+            || (got.version < copy.need && cx.keep(Rule::Need))
+            || from != cx.home(page);
         if late {
             cx.shared.stats.refetches += 1;
             self.ask(cx, page, fetch.write);
@@ -511,11 +518,12 @@ impl Hlrc {
         Ok(())
     }
 
-    /// Drops the copies that these notices make stale.
+    /// Drops the copies that these notices make stale; returns those that are unmapped.
     fn invalidate(
         &mut self,
         cx: &mut Cx<'_>,
         notices: impl Iterator<Item = (PageIndex, Notice)>,
+        at_barrier: bool,
     ) -> BTreeSet<PageIndex> {
         let me = cx.me();
         let mut stale = BTreeSet::new();
@@ -527,13 +535,17 @@ impl Hlrc {
             copy.need = copy.need.max(notice.version);
             if copy.valid && copy.version < notice.version {
                 copy.valid = false;
+                cx.shared.stats.invalidations += 1;
+                if at_barrier && copy.is_to_come() && copy.access == Protection::Read && copy.twin.is_none() {
+                    // Until it comes, its threads wait: it need not be unmapped and mapped again.
+                    continue;
+                }
                 copy.access = Protection::None;
                 stale.insert(page);
             } else if !copy.valid && copy.fetch.is_none() {
                 copy.habit.unused();
             }
         }
-        cx.shared.stats.invalidations += stale.len() as u64;
         cx.protect_all(stale.iter().copied(), Protection::None);
         for &page in &stale {
             if !cx.keep(Rule::ThreeWay) && self.twinned.remove(&page) {
@@ -554,7 +566,7 @@ impl Hlrc {
                 self.intervals.learn(*id, runs.clone());
             }
         }
-        self.invalidate(cx, news.iter());
+        self.invalidate(cx, news.iter(), false);
         Ok(())
     }
 
@@ -599,6 +611,7 @@ impl Protocol for Hlrc {
             return;
         }
         let pulling = self.pulling.contains_key(&page);
+        self.hide(cx, page);
         let copy = self.copy(page);
         if copy.valid {
             if write {
@@ -805,7 +818,7 @@ impl Protocol for Hlrc {
             Payload::Nothing => {}
             Payload::Changed { notices, .. } => {
                 let notices = Notices::from(notices);
-                let stale = self.invalidate(cx, notices.iter());
+                let stale = self.invalidate(cx, notices.iter(), self.adapts());
                 if self.adapts() {
                     self.expect(cx, &notices);
                 } else {
@@ -902,6 +915,12 @@ impl Protocol for Hlrc {
         self.ask_ahead(cx, pages.into_iter());
     }
 
+    fn overtaken(&mut self, cx: &mut Cx<'_>) {
+        for page in self.expected.clone() {
+            self.hide(cx, page);
+        }
+    }
+
     fn fetches_ahead(&self) -> bool {
         self.ahead > 0 || !self.expected.is_empty()
     }
@@ -927,7 +946,8 @@ impl Protocol for Hlrc {
     fn check(&self, _shared: &Shared) {
         for (page, copy) in &self.copies {
             assert!(copy.twin.is_some() == self.twinned.contains(page), "{page}: twins are listed");
-            assert!(copy.valid || copy.access == Protection::None, "{page}: an invalid copy is not mapped");
+            let hidden = copy.valid || copy.access == Protection::None || self.expected.contains(page);
+            assert!(hidden, "{page}: an invalid copy is not mapped");
             assert!(
                 copy.access != Protection::ReadWrite || copy.twin.is_some(),
                 "{page}: writable without a twin"

@@ -682,3 +682,47 @@ fn l25_a_direct_put_travels_with_the_locks_of_the_rank_that_made_it() {
         ]
     });
 }
+
+/// A page that is sent when a barrier ends stays mapped at its reader. A thread that took no part in the
+/// barrier may learn by a lock what is in it before it comes.
+#[test]
+fn l26_a_thread_outside_of_barriers_sees_no_page_that_is_still_to_come() {
+    everywhere_judged(
+        &RELEASE_CONSISTENT,
+        |place| {
+            // Two ranks write the page, so its home stays.
+            let (x, flag, done) = (place.var(0), place.var(2), place.var(3));
+            let rounds = |round: &dyn Fn(u32, u8) -> Vec<Op>| {
+                (0..6)
+                    .flat_map(|number| round(number, u8::try_from(number).unwrap() + 1))
+                    .collect::<Vec<Op>>()
+            };
+            let writer = rounds(&|number, value| {
+                let told = [lock(1), write(flag, value), signal(1), unlock(1)];
+                [&[write(x, value), barrier(2 * number)], &told[..], &[barrier(2 * number + 1)]].concat()
+            });
+            let reader = rounds(&|number, value| {
+                let waits = [lock(2), wait_for(2, done, value), unlock(2)];
+                [&[barrier(2 * number)], &waits[..], &[read(x), barrier(2 * number + 1)]].concat()
+            });
+            let outside = rounds(&|_, value| {
+                vec![
+                    lock(1),
+                    wait_for(1, flag, value),
+                    unlock(1),
+                    read(x),
+                    lock(2),
+                    write(done, value),
+                    signal(2),
+                    unlock(2),
+                ]
+            });
+            let other = rounds(&|number, value| {
+                vec![write(x + 5, value), barrier(2 * number), barrier(2 * number + 1)]
+            });
+            vec![vec![writer], vec![reader, outside], vec![other]]
+        },
+        |setup, _| setup.parties = Some(1),
+        |_| {},
+    );
+}

@@ -8,7 +8,8 @@
 //!
 //! A reader and a home agree on pushes without another message: the home says with each copy whether it will
 //! push the page the next time, and both see the same notices at a barrier. The agreement ends when the home
-//! moves.
+//! moves. A page that is to come so stays mapped while it is stale: no thread that left the barrier runs
+//! before it has come. For one that took no part in it, it is unmapped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::message::{PageCopy, Payload};
 use crate::notice::{NoticeRuns, Notices};
 use crate::protocol::{Cx, unexpected};
 use crate::rule::Rule;
-use crate::{Body, Checked, LockId, Protection, ProtocolKind, Rank};
+use crate::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank};
 use rampool_wire::units::PageIndex;
 
 /// The most pages that ride on one grant: a wrong guess costs no more than they do.
@@ -92,7 +93,7 @@ impl Hlrc {
     }
 
     /// The home moves: the old one's announcements and observations are void.
-    pub(super) fn forget(&mut self, cx: &Cx<'_>, page: PageIndex) {
+    pub(super) fn forget(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
         if !self.adapts() {
             return;
         }
@@ -102,6 +103,7 @@ impl Hlrc {
             return;
         }
         self.expected.remove(&page);
+        self.hide(cx, page);
         if let Some(copy) = self.copies.get_mut(&page) {
             copy.pushed = false;
             copy.mode = Mode::Invalidate;
@@ -147,6 +149,17 @@ impl Hlrc {
         }
     }
 
+    /// Unmaps a page that is stale and still mapped.
+    pub(super) fn hide(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
+        if let Some(copy) = self.copies.get_mut(&page)
+            && !copy.valid
+            && copy.access > Protection::None
+        {
+            copy.access = Protection::None;
+            cx.protect(page, Protection::None);
+        }
+    }
+
     /// Sends the pages that were promised.
     pub(super) fn push(&mut self, cx: &mut Cx<'_>) {
         let mut by_reader: BTreeMap<Rank, Vec<PageIndex>> = BTreeMap::new();
@@ -177,11 +190,16 @@ impl Hlrc {
             }
             self.told(cx, from, got, false);
             if !self.takes(cx, got) {
+                self.hide(cx, got.page);
                 continue;
             }
             let copy = self.copy(got.page);
             if copy.twin.is_some() {
                 self.install(cx, got, false);
+            } else if copy.access == Protection::Read {
+                copy.becomes_valid(got.version, Protection::Read);
+                cx.shared.stats.pages_fetched += 1;
+                cx.mem.store(got.page, &Diff::whole(&got.bytes));
             } else {
                 copy.becomes_valid(got.version, Protection::Read);
                 ready.push((got.page, &*got.bytes, false));
@@ -254,6 +272,7 @@ impl Hlrc {
                 continue;
             }
             self.copy(got.page).mode = got.mode;
+            self.hide(cx, got.page);
             if self.takes(cx, got) {
                 self.install(cx, got, got.mode.is_migratory());
             }
