@@ -12,7 +12,9 @@ use linux_raw_sys::general as k;
 use crate::maps::Pagemap;
 
 const WP_MODE_WP: u64 = 1;
+const WP_MODE_DONTWAKE: u64 = 2;
 /// Linux 6.4.
+const CONTINUE_MODE_DONTWAKE: u64 = 1;
 const CONTINUE_MODE_WP: u64 = 2;
 
 /// Below this address no program has memory of its own.
@@ -291,8 +293,17 @@ impl Uffd {
     /// Sets or lifts write protection; lifting wakes the waiting threads.
     #[must_use]
     pub fn write_protect(&self, start: usize, bytes: usize, protect: bool) -> Reply {
-        let mut arg =
-            k::uffdio_writeprotect { range: range(start, bytes), mode: if protect { WP_MODE_WP } else { 0 } };
+        self.write_protect_in_mode(start, bytes, if protect { WP_MODE_WP } else { 0 })
+    }
+
+    /// Lifts write protection; threads that wait go on waiting, until [`wake`](Self::wake).
+    #[must_use]
+    pub fn allow_writes_silently(&self, start: usize, bytes: usize) -> Reply {
+        self.write_protect_in_mode(start, bytes, WP_MODE_DONTWAKE)
+    }
+
+    fn write_protect_in_mode(&self, start: usize, bytes: usize, mode: u64) -> Reply {
+        let mut arg = k::uffdio_writeprotect { range: range(start, bytes), mode };
         let result = self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_WRITEPROTECT), &mut arg);
         reply(Call::WriteProtect, result, 0)
     }
@@ -377,10 +388,11 @@ impl Uffd {
         self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_REGISTER), &mut arg)
     }
 
-    /// Maps pages that the object of a shared mapping has already, and wakes the threads that wait for them.
+    /// Maps pages that the object of a shared mapping has already; threads that wait for them go on waiting,
+    /// until [`wake`](Self::wake).
     #[must_use]
-    pub fn continue_pages(&self, start: usize, bytes: usize, write_protect: bool) -> Reply {
-        let mode = if write_protect { CONTINUE_MODE_WP } else { 0 };
+    pub fn continue_silently(&self, start: usize, bytes: usize, write_protect: bool) -> Reply {
+        let mode = CONTINUE_MODE_DONTWAKE | if write_protect { CONTINUE_MODE_WP } else { 0 };
         let mut arg = k::uffdio_continue { range: range(start, bytes), mode, mapped: 0 };
         let result = self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_CONTINUE), &mut arg);
         reply(Call::Continue, result, arg.mapped)

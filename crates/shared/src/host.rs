@@ -918,7 +918,6 @@ impl Host {
     }
 
     fn step(&mut self, event: Event<'_>) {
-        self.memory.begin_event();
         self.engine.handle(event, &mut self.memory, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
         while let Some((lock, thread)) = self.memory.recalled.pop() {

@@ -109,7 +109,7 @@ use account::Account;
 use datagrams::Datagrams;
 use host::{Host, Outcome, Slot, Waiting};
 use lent::{Lent, Name};
-use memory::SharedMemory;
+use memory::{SharedMemory, Wakes};
 use mesh::Mesh;
 use rampool_kernel::birthplace::Birthplace;
 use rampool_kernel::thread::SignalsHeld;
@@ -212,11 +212,11 @@ impl Inner {
     /// Locks the host, in the rank's own process only. The thread holds its signals, or blocks them all.
     fn lock(&self) -> Driver<'_> {
         let host = self.host.lock().expect("no thread panicked while changing the rank's state");
-        Driver { host, signals: None }
+        Driver { host, wakes: None, signals: None }
     }
 
     fn try_lock(&self) -> Option<Driver<'_>> {
-        Some(Driver { host: self.host.try_lock().ok()?, signals: None })
+        Some(Driver { host: self.host.try_lock().ok()?, wakes: None, signals: None })
     }
 
     /// Starts a thread that no signal interrupts: a handler that touches shared memory would wait there for a
@@ -235,7 +235,9 @@ impl Inner {
 /// meanwhile: a handler that touches shared memory waits for a page that needs this lock.
 struct Driver<'a> {
     host: MutexGuard<'a, Host>,
-    /// Released after the lock.
+    /// After the lock.
+    wakes: Option<Wakes>,
+    /// Released after both.
     signals: Option<SignalsHeld>,
 }
 
@@ -256,6 +258,7 @@ impl std::ops::DerefMut for Driver<'_> {
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
         self.host.tell_of_sleepers();
+        self.wakes = self.host.memory.take_wakes();
     }
 }
 

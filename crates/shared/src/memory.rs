@@ -80,16 +80,15 @@ pub struct FaultAt {
 /// entry by itself; the next access faults, and [`Mem::reassert`] maps it again.
 pub struct SharedMemory {
     rank: Rank,
-    uffd: Uffd,
+    uffd: Arc<Uffd>,
     reach: Reach,
     object: SharedObject,
     view: Mapping,
     alias: Mapping,
     regions: BTreeMap<PageIndex, Region>,
     events: Vec<Event>,
-    /// Start and length of the pages that were mapped, or made writable, last: threads that waited for them
-    /// are awake.
-    mapped: Cell<(usize, usize)>,
+    /// Start and length of the pages whose threads are to try again.
+    to_wake: Vec<(usize, usize)>,
     /// The end of the page that was read last, in the alias.
     read: Cell<usize>,
     residency: Residency,
@@ -171,14 +170,14 @@ impl SharedMemory {
         }
         let memory = Self {
             rank,
-            uffd,
+            uffd: Arc::new(uffd),
             reach,
             object,
             view,
             alias,
             regions: BTreeMap::new(),
             events: Vec::new(),
-            mapped: Cell::new((0, 0)),
+            to_wake: Vec::new(),
             read: Cell::new(0),
             residency: Residency::default(),
             servers: None,
@@ -239,7 +238,7 @@ impl SharedMemory {
         let page = self.view.start() + offset;
         self.make_visible(offset, OS_PAGE_BYTES)?;
         populate(self.rank, self.alias.start() + offset, OS_PAGE_BYTES);
-        let reply = self.uffd.continue_pages(page, OS_PAGE_BYTES, true);
+        let reply = self.uffd.continue_silently(page, OS_PAGE_BYTES, true);
         self.conceal(offset, OS_PAGE_BYTES)?;
         match reply {
             Reply::Done => Ok(()),
@@ -282,16 +281,16 @@ impl SharedMemory {
                 for event in events.drain(..) {
                     let reply = match event {
                         Event::Fault { write_protected: true, .. } => {
-                            uffd.write_protect(page, OS_PAGE_BYTES, false)
+                            uffd.allow_writes_silently(page, OS_PAGE_BYTES)
                         }
-                        _ => uffd.continue_pages(page, OS_PAGE_BYTES, true),
+                        _ => uffd.continue_silently(page, OS_PAGE_BYTES, true),
                     };
                     if reply != Reply::Done {
                         // The kernel may have swapped the page out of the object's memory. The waiting thread
                         // tries again.
                         populate(rank, alias, OS_PAGE_BYTES);
-                        uffd.wake(page, OS_PAGE_BYTES);
                     }
+                    uffd.wake(page, OS_PAGE_BYTES);
                 }
             }
         };
@@ -425,19 +424,17 @@ impl SharedMemory {
         assert!(closed.is_ok(), "mprotect of our own mapping failed");
     }
 
-    /// Makes every thread that waits for the page try again. Mapping a page, or making it writable, wakes
-    /// them, too: where that has happened since [`SharedMemory::begin_event`], no further wake-up is needed.
-    pub fn wake(&self, page: PageIndex) {
-        let (start, bytes) = self.place(page);
-        let (from, len) = self.mapped.get();
-        if start < from || start + bytes > from + len {
-            self.uffd.wake(start, bytes);
-        }
+    /// Every thread that waits for the page is to try again, once the rank's lock is free.
+    pub fn wake(&mut self, page: PageIndex) {
+        self.to_wake.push(self.place(page));
     }
 
-    /// The engine handles the next event.
-    pub fn begin_event(&self) {
-        self.mapped.set((0, 0));
+    /// Whom to wake when the rank's lock is free.
+    pub fn take_wakes(&mut self) -> Option<Wakes> {
+        if self.to_wake.is_empty() {
+            return None;
+        }
+        Some(Wakes { uffd: Arc::clone(&self.uffd), ranges: std::mem::take(&mut self.to_wake) })
     }
 
     /// The page's content is read, or replaced, in a moment: prefetches it, since it is in no cache. Accepts
@@ -489,11 +486,8 @@ impl SharedMemory {
                         self.residency.changed(first.offset(index as u64));
                     }
                 }
-                let reply = self.uffd.write_protect(start, bytes, to == Protection::Read);
+                let reply = self.set_writable(start, bytes, to);
                 assert!(reply == Reply::Done, "changing the protection of shared pages failed: {reply:?}");
-                if to == Protection::ReadWrite {
-                    self.mapped.set((start, bytes));
-                }
             }
         }
     }
@@ -716,18 +710,25 @@ impl SharedMemory {
         }
     }
 
+    /// Sets or lifts the write protection of mapped pages.
+    fn set_writable(&self, start: usize, bytes: usize, to: Protection) -> Reply {
+        if to == Protection::Read {
+            self.uffd.write_protect(start, bytes, true)
+        } else {
+            self.uffd.allow_writes_silently(start, bytes)
+        }
+    }
+
     /// Maps pages whose content is in the object.
     fn map(&self, start: usize, bytes: usize, to: Protection) {
         let mut done = 0;
-        self.mapped.set((start, bytes));
         while done < bytes {
-            match self.uffd.continue_pages(start + done, bytes - done, to == Protection::Read) {
+            match self.uffd.continue_silently(start + done, bytes - done, to == Protection::Read) {
                 Reply::Done => return,
                 Reply::Partial(some) => done += some,
                 // Mapped already, perhaps with another protection.
                 Reply::AlreadyMapped => {
-                    self.mapped.set((0, 0));
-                    let reply = self.uffd.write_protect(start + done, OS_PAGE_BYTES, to == Protection::Read);
+                    let reply = self.set_writable(start + done, OS_PAGE_BYTES, to);
                     assert!(
                         reply == Reply::Done,
                         "changing the protection of a shared page failed: {reply:?}"
@@ -744,6 +745,19 @@ impl SharedMemory {
                 other => panic!("mapping a shared page failed: {other:?}"),
             }
         }
+    }
+}
+
+/// Threads that wait for pages that are here now; dropping it wakes them. The rank's lock is free by then: on
+/// one CPU they run at once, instead of this thread, and need the lock next.
+pub struct Wakes {
+    uffd: Arc<Uffd>,
+    ranges: Vec<(usize, usize)>,
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.ranges.iter().for_each(|&(start, bytes)| self.uffd.wake(start, bytes));
     }
 }
 
