@@ -10,10 +10,10 @@
 //!   4096 + generations  frames                                  granules, one after the other
 //! ```
 //! A frame is some granules long, and its generation is that of its first one. The server moves the
-//! generation on before the frame's bytes are anything else than what was stored. So a reader looks at the
-//! generation, copies the bytes, and looks again: they are the page's if both times it was the one of the
-//! [`Place`] (a sequence lock; Lameter, Effective synchronization on Linux/NUMA systems, 2005). The page's
-//! checksum has to fit as well.
+//! generation on before the frame's bytes are anything else than what was stored, and when a page that more
+//! than one member has lies in another frame from then on. So a reader looks at the generation, copies the
+//! bytes, and looks again: they are the page's if both times it was the one of the [`Place`] (a sequence
+//! lock; Lameter, Effective synchronization on Linux/NUMA systems, 2005), and if the page's checksum fits.
 //!
 //! This module never touches memory. It says where to access it.
 
