@@ -1,7 +1,7 @@
 //! Servers on this machine whose memory is read without asking.
 
 use super::*;
-use rampool::direct::Direct;
+use rampool::direct::{Direct, DirectRegion};
 use rampool_net::transport::{Endpoint, SameHost};
 use std::path::Path;
 
@@ -92,23 +92,29 @@ fn a_member_that_takes_a_region_over_learns_where_its_pages_lie() {
     assert_eq!(read(&child).1, 64, "nothing was asked for again");
 }
 
+/// A region of 16 pages, and what another member opens it by.
+fn of_two_members(server: &RunningServer) -> (Pool, PoolRegion, Direct, DirectRegion) {
+    let mut pool = Pool::connect(&config(&[server], 32 * MIB)).unwrap();
+    let region = pool.create_region().unwrap();
+    store(&mut pool, region, extent(0, 16), 1);
+    let ticket = pool.region_ticket(region).unwrap();
+    pool.open_region(rampool::pool::RegionSelector::Ticket(&ticket), 16 * OS_PAGE_BYTES as u64).unwrap();
+    let mut other = Direct::connect(&PoolConfig::attach(pool.lease_ticket(), "other")).unwrap();
+    let theirs = other.open_ticket(&ticket).unwrap();
+    (pool, region, other, theirs)
+}
+
 #[test]
 fn a_page_that_another_member_changed_is_asked_for() {
     for kind in [StoreKind::Raw, StoreKind::Compressed] {
         let dir = tempfile::tempdir().unwrap();
         let server = open_at(dir.path(), kind);
-        let mut pool = Pool::connect(&config(&[&server], 32 * MIB)).unwrap();
-        let region = pool.create_region().unwrap();
+        let (mut pool, region, mut other, theirs) = of_two_members(&server);
         let all = [extent(0, 16)];
-        store(&mut pool, region, all[0], 1);
-        let ticket = pool.region_ticket(region).unwrap();
-        pool.open_region(rampool::pool::RegionSelector::Ticket(&ticket), 16 * OS_PAGE_BYTES as u64).unwrap();
         assert!(fetch(&mut pool, region, &all) == expected(&all, 1));
         let before = read(&pool);
         assert_eq!(before.0, 16);
         // A part of a page, in its frame; whole pages, in other frames; and frames that are used again.
-        let mut other = Direct::connect(&PoolConfig::attach(pool.lease_ticket(), "other")).unwrap();
-        let theirs = other.open_ticket(&ticket).unwrap();
         let mut want = expected(&all, 1);
         for round in 0..4u8 {
             let (at, len) = (usize::from(round) * 5000 + 100, if round % 2 == 0 { 50 } else { 3 * 4096 });
@@ -126,16 +132,10 @@ fn a_page_is_asked_for_though_a_copy_keeps_its_frame() {
     for kind in [StoreKind::Raw, StoreKind::Compressed] {
         let dir = tempfile::tempdir().unwrap();
         let server = open_at(dir.path(), kind);
-        let mut pool = Pool::connect(&config(&[&server], 32 * MIB)).unwrap();
-        let region = pool.create_region().unwrap();
+        let (mut pool, region, mut other, theirs) = of_two_members(&server);
         let all = [extent(0, 16)];
-        store(&mut pool, region, all[0], 1);
-        let ticket = pool.region_ticket(region).unwrap();
-        pool.open_region(rampool::pool::RegionSelector::Ticket(&ticket), 16 * OS_PAGE_BYTES as u64).unwrap();
         let copy = pool.clone_region(region).unwrap();
         assert!(fetch(&mut pool, region, &all) == expected(&all, 1));
-        let mut other = Direct::connect(&PoolConfig::attach(pool.lease_ticket(), "other")).unwrap();
-        let theirs = other.open_ticket(&ticket).unwrap();
         // In part and as a whole: the copy keeps each as it was.
         let mut want = expected(&all, 1);
         for (at, len) in [(100, 50), (3 * OS_PAGE_BYTES, 2 * OS_PAGE_BYTES)] {

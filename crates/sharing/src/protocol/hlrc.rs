@@ -132,11 +132,6 @@ impl Copy {
         }
     }
 
-    /// The home sends it when the barrier ends, if another rank has changed it.
-    fn is_to_come(&self) -> bool {
-        self.pushed && self.fetch.is_none()
-    }
-
     /// A fetched or pushed page is accepted.
     fn becomes_valid(&mut self, version: u32, access: Protection) {
         (self.valid, self.version, self.access, self.fetch) = (true, version, access, None);
@@ -523,7 +518,6 @@ impl Hlrc {
         &mut self,
         cx: &mut Cx<'_>,
         notices: impl Iterator<Item = (PageIndex, Notice)>,
-        at_barrier: bool,
     ) -> BTreeSet<PageIndex> {
         let me = cx.me();
         let mut stale = BTreeSet::new();
@@ -536,7 +530,8 @@ impl Hlrc {
             if copy.valid && copy.version < notice.version {
                 copy.valid = false;
                 cx.shared.stats.invalidations += 1;
-                if at_barrier && copy.is_to_come() && copy.access == Protection::Read && copy.twin.is_none() {
+                let is_to_come = self.expected.contains(&page);
+                if is_to_come && copy.access == Protection::Read && copy.twin.is_none() {
                     // Until it comes, its threads wait: it need not be unmapped and mapped again.
                     continue;
                 }
@@ -566,7 +561,7 @@ impl Hlrc {
                 self.intervals.learn(*id, runs.clone());
             }
         }
-        self.invalidate(cx, news.iter(), false);
+        self.invalidate(cx, news.iter());
         Ok(())
     }
 
@@ -818,10 +813,11 @@ impl Protocol for Hlrc {
             Payload::Nothing => {}
             Payload::Changed { notices, .. } => {
                 let notices = Notices::from(notices);
-                let stale = self.invalidate(cx, notices.iter(), self.adapts());
                 if self.adapts() {
                     self.expect(cx, &notices);
-                } else {
+                }
+                let stale = self.invalidate(cx, notices.iter());
+                if !self.adapts() {
                     let habitual =
                         |page: &PageIndex| self.copies.get_mut(page).is_some_and(|copy| copy.habit.changed());
                     self.wanted = stale.into_iter().filter(habitual).collect();
