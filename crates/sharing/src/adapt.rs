@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | invalidate | nothing else | hlrc |
 //! | private | the first change by one rank alone, or [`AGREE`] in a row | it becomes the home and writes without faults |
+//! | prepared | its home wrote it before others used it | who writes all of it need not send it: it becomes the home |
 //! | push | a rank missed it after a change | for 1 change, then 2, 4 .. 64, the barrier sends it there |
 //! | stream | [`AGREE`] diffs in a row of 1/4 page or more, not under a lock | the writer streams, as in aurc |
 //! | lock-bound | [`BOUND`] releases in a row under a lock, ranks in turns | it rides on the lock's grant |
@@ -50,6 +51,11 @@ pub enum Mode {
     Migratory {
         lock: LockId,
     },
+    /// Announced with a copy: its home wrote it in an earlier epoch, for whoever uses it, and no rank since.
+    /// `pushed`: as for `Push`.
+    Prepared {
+        pushed: bool,
+    },
 }
 
 mod mode_wire {
@@ -60,6 +66,7 @@ mod mode_wire {
         2 => Stream {},
         3 => LockBound { lock },
         4 => Migratory { lock },
+        5 => Prepared { pushed },
     });
 }
 
@@ -120,6 +127,11 @@ impl Record {
             }
             mode => mode,
         }
+    }
+
+    /// Whether a rank has released changes of the page since its home is its home.
+    pub fn has_changed(&self) -> bool {
+        self.writer.is_some()
     }
 
     /// A thread of `rank` waits for a copy.

@@ -4,7 +4,9 @@
 //! or down, are used in order. With each miss more of them are fetched, twice as many each time, as in
 //! [`rampool_paging::cache`]. A transpose reads every other page, or every fourth. When many pages come
 //! ahead, one near the end is a *mark*: it is not mapped when it comes, so that its first touch is seen, and
-//! the next ones are requested while there is still something to read. *Habits*: a page that was read in an
+//! the next ones are requested while there is still something to read. A new stream is taken to be as long as
+//! the shorter of the last two of its stride, up to a mark that was not touched: rows of a matrix come whole,
+//! and no more. *Habits*: a page that was read in an
 //! epoch and changed by others is read again in the next, so it is fetched when the barrier ends. Whether
 //! such a page was used is invisible; so a habit is trusted for a while only, then the page has to be missed
 //! again, which doubles the while.
@@ -24,12 +26,18 @@ const LONGEST_STRIDE: i64 = 64;
 /// next ones take to arrive is no use, and an earlier mark may fetch more in vain.
 const MARKED: u64 = 16;
 const BEHIND_MARK: u64 = 4;
+/// Where a stream is longer than the one before it, this part of what came ahead doubles from there.
+const BEYOND_GOAL: u64 = 8;
 /// The most epochs for which a habit is trusted.
 const LONGEST_TRUST: u8 = 64;
 
 /// Misses that may belong together, the latest first.
 #[derive(Clone, Hash, Debug, Default)]
-pub(crate) struct Streams(Vec<Stream>);
+pub(crate) struct Streams {
+    recent: Vec<Stream>,
+    /// A new stream is taken to be as long as the last one of its stride.
+    learns: bool,
+}
 
 #[derive(Clone, Copy, Hash, Debug)]
 struct Stream {
@@ -41,6 +49,11 @@ struct Stream {
     ahead: u64,
     /// One of them.
     mark: Option<PageIndex>,
+    /// Its pages so far, and those behind the mark.
+    pages: u64,
+    behind: u64,
+    /// How many pages the stream before it had: no more are fetched until one more is missed.
+    goal: u64,
 }
 
 /// Pages to fetch with a missed one: their number, and the way from each to the next, from the missed one on.
@@ -75,10 +88,19 @@ fn way(from: PageIndex, to: PageIndex) -> i64 {
 }
 
 impl Stream {
-    /// This many pages are fetched ahead behind `page`.
-    fn new(page: PageIndex, stride: i64, ahead: u64) -> Self {
-        let mark = if ahead < MARKED { None } else { walk(page, stride, ahead - ahead / BEHIND_MARK) };
-        Self { last: walk(page, stride, ahead).unwrap_or(page), stride, ahead, mark }
+    /// A miss that belongs to no stream.
+    fn new(page: PageIndex, stride: i64) -> Self {
+        Self { last: page, stride, ahead: 0, mark: None, pages: 1, behind: 0, goal: 0 }
+    }
+
+    /// This many pages more are fetched ahead behind `page`.
+    fn fetch(&mut self, page: PageIndex, count: u64) {
+        let marked = if self.goal > 0 { BEHIND_MARK } else { MARKED };
+        self.behind = if count < marked { 0 } else { count / BEHIND_MARK };
+        self.mark = walk(page, self.stride, count - self.behind).filter(|_| self.behind > 0);
+        self.last = walk(page, self.stride, count).unwrap_or(page);
+        self.pages += count;
+        self.ahead = count;
     }
 
     /// How many pages are fetched ahead the next time, at most `most`.
@@ -101,42 +123,78 @@ impl Stream {
 }
 
 impl Streams {
+    /// Streams that are as long as the ones before them.
+    pub fn learning() -> Self {
+        Self { recent: Vec::new(), learns: true }
+    }
+
     /// A thread misses `page`. Returns the pages to fetch with it: at most `most`.
     pub fn missed(&mut self, page: PageIndex, most: u64) -> Ahead {
         let known = self
-            .0
+            .recent
             .iter()
             .enumerate()
             .find_map(|(at, stream)| stream.stride_to(page).map(|stride| (at, stride)));
-        let (stride, count) = match known {
-            Some((at, stride)) => (stride, self.0.remove(at).next(most)),
+        let (stream, count) = match known {
+            Some((at, stride)) => {
+                let mut stream = self.recent.remove(at);
+                let alike = self.recent.iter().filter(|other| other.stride == stride && other.ahead > 0);
+                let before = alike.take(2).map(|other| other.pages).min();
+                (stream.stride, stream.pages) = (stride, stream.pages + 1);
+                let count = match before.filter(|_| self.learns && stream.ahead == 0) {
+                    Some(pages) => {
+                        stream.goal = pages;
+                        stream.goal.saturating_sub(stream.pages).clamp(most.min(2), most)
+                    }
+                    None => {
+                        if std::mem::take(&mut stream.goal) > 0 {
+                            stream.ahead /= BEYOND_GOAL;
+                        }
+                        stream.next(most)
+                    }
+                };
+                stream.fetch(page, count);
+                (stream, count)
+            }
             None => {
-                let ways = self.0.iter().filter_map(|stream| stream.may_lead_to(page));
-                (ways.min_by_key(|way| way.unsigned_abs()).unwrap_or(0), 0)
+                let ways = self.recent.iter().filter_map(|stream| stream.may_lead_to(page));
+                (Stream::new(page, ways.min_by_key(|way| way.unsigned_abs()).unwrap_or(0)), 0)
             }
         };
-        self.0.truncate(STREAMS - 1);
-        self.0.insert(0, Stream::new(page, stride, count));
-        Ahead { stride, count }
+        self.recent.truncate(STREAMS - 1);
+        self.recent.insert(0, stream);
+        Ahead { stride: stream.stride, count }
+    }
+
+    /// An epoch ends. What lies behind a mark that was not touched was fetched in vain.
+    pub fn epoch_ends(&mut self) {
+        for stream in &mut self.recent {
+            if stream.mark.take().is_some() {
+                stream.pages -= stream.behind;
+            }
+        }
     }
 
     /// Whether the first touch of `page`, which was fetched ahead, should be seen.
     pub fn is_mark(&self, page: PageIndex) -> bool {
-        self.0.iter().any(|stream| stream.mark == Some(page))
+        self.recent.iter().any(|stream| stream.mark == Some(page))
     }
 
     /// A thread touches a page that was fetched ahead. For a mark, returns the next pages to fetch, at most
     /// `most`, and the page before them.
     pub fn touched(&mut self, page: PageIndex, most: u64) -> Option<(PageIndex, Ahead)> {
-        let at = self.0.iter().position(|stream| stream.mark == Some(page))?;
-        let Stream { last, stride, .. } = self.0[at];
-        let count = self.0[at].next(most);
-        self.0[at].mark = None;
+        let at = self.recent.iter().position(|stream| stream.mark == Some(page))?;
+        let mut stream = self.recent[at];
+        let last = stream.last;
+        let most = if stream.goal > 0 { most.min(stream.goal.saturating_sub(stream.pages)) } else { most };
+        let count = if most > 0 { stream.next(most).min(most) } else { 0 };
+        stream.mark = None;
         if count > 0 {
-            self.0.remove(at);
-            self.0.insert(0, Stream::new(last, stride, count));
+            stream.fetch(last, count);
         }
-        Some((last, Ahead { stride, count }))
+        self.recent.remove(at);
+        self.recent.insert(0, stream);
+        Some((last, Ahead { stride: stream.stride, count }))
     }
 }
 
@@ -256,6 +314,32 @@ mod tests {
             "nothing comes ahead where nothing may"
         );
         assert!((0..900).all(|page| !streams.is_mark(PageIndex(page))));
+    }
+
+    #[test]
+    fn a_stream_is_taken_to_be_as_long_as_those_before_it() {
+        let mut streams = Streams::learning();
+        let mut row = |first: u64, pages: u64| {
+            let (mut came, mut end) = (Vec::new(), first);
+            for page in (first..first + pages).map(PageIndex) {
+                if page.0 >= end {
+                    let ahead = streams.missed(page, 256).count;
+                    came.push(ahead);
+                    end = page.0 + ahead + 1;
+                } else if let Some((last, ahead)) = streams.touched(page, 256)
+                    && ahead.count > 0
+                {
+                    end = last.0 + ahead.count + 1;
+                }
+            }
+            streams.epoch_ends();
+            came
+        };
+        assert_eq!(row(0, 30), [0, 2, 4, 8, 16]);
+        assert_eq!(row(1000, 30), [0, 29], "all at once, as many as before");
+        assert_eq!(row(2000, 20), [0, 29], "the mark is not touched");
+        assert_eq!(row(3000, 20), [0, 22], "so fewer come");
+        assert_eq!(row(4000, 30), [0, 22, 4, 8], "and more, if they are missed");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rampool_wire::units::{Extent, PageIndex};
 
 /// The protocol version that two ranks must share to understand each other, in addition to the version of the
 /// program.
-pub const SHARE_WIRE_VERSION: u32 = 7;
+pub const SHARE_WIRE_VERSION: u32 = 8;
 /// The longest frame that a rank takes.
 pub const MOST_FRAME_BYTES: usize = 64 << 20;
 /// Bytes before a frame's content: its length, its kind, and the sender's `taken`.

@@ -73,6 +73,7 @@ impl Engine {
                 ranks: config.ranks,
                 epoch: 0,
                 at_barrier: false,
+                released: false,
                 regions: Regions::new(),
                 tables: Tables::new(config.ranks, config.managers),
                 lock_path: config.lock_path.unwrap_or(natural),

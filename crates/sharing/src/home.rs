@@ -29,7 +29,8 @@ pub(crate) struct HomePage {
     /// A thread of the home may have written to it since it was shared.
     pub dirty: bool,
     pub access: Protection,
-    /// The epoch in which it was first used, by a write that went unnoticed.
+    /// The epoch in which it was first used, by a write that went unnoticed; or a rank's last one before it
+    /// became the page's home as the only one to write it.
     pub begun: Option<u32>,
     /// The copy of this version that was handed out while the page stayed writable.
     pub handed: Option<Arc<[u8]>>,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::Rank;
-use super::wire::{Limits, Wire, wire_struct};
+use super::wire::{Limits, Wire, wire_enum, wire_struct};
 use rampool_wire::units::{Extent, PageIndex};
 
 /// A page that changed.
@@ -14,6 +14,25 @@ pub(crate) struct Notice {
     pub version: u32,
     /// The only rank that wrote it, `None` for several.
     pub writer: Option<Rank>,
+    /// At a barrier: a writer has not sent its changes to the page's home. If it is the only one, it becomes
+    /// the home.
+    pub unsent: bool,
+}
+
+impl Notice {
+    /// Its changes are at its home.
+    pub fn sent(version: u32, writer: Option<Rank>) -> Self {
+        Self { version, writer, unsent: false }
+    }
+}
+
+/// Who wrote a page, in a message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Writers {
+    Several,
+    One { rank: Rank },
+    OneUnsent { rank: Rank },
+    SeveralUnsent,
 }
 
 /// Notices of pages that follow each other and changed alike.
@@ -22,7 +41,7 @@ pub struct NoticeRun {
     first: PageIndex,
     count: u32,
     version: u32,
-    writer: Option<Rank>,
+    writers: Writers,
 }
 
 /// Notices in a message.
@@ -32,8 +51,44 @@ pub struct NoticeRuns {
 }
 
 mod run_wire {
-    use super::{NoticeRun, wire_struct};
-    wire_struct!(NoticeRun { first, count, version, writer });
+    use super::{NoticeRun, Writers, wire_enum, wire_struct};
+    wire_struct!(NoticeRun { first, count, version, writers });
+    wire_enum!(Writers {
+        0 => Several {},
+        1 => One { rank },
+        2 => OneUnsent { rank },
+        3 => SeveralUnsent {},
+    });
+}
+
+impl Notice {
+    fn writers(self) -> Writers {
+        match (self.writer, self.unsent) {
+            (None, false) => Writers::Several,
+            (Some(rank), false) => Writers::One { rank },
+            (Some(rank), true) => Writers::OneUnsent { rank },
+            (None, true) => Writers::SeveralUnsent,
+        }
+    }
+}
+
+impl NoticeRun {
+    fn notice(&self) -> Notice {
+        let (writer, unsent) = match self.writers {
+            Writers::Several => (None, false),
+            Writers::One { rank } => (Some(rank), false),
+            Writers::OneUnsent { rank } => (Some(rank), true),
+            Writers::SeveralUnsent => (None, true),
+        };
+        Notice { version: self.version, writer, unsent }
+    }
+}
+
+impl NoticeRuns {
+    /// Whether a page was written by several ranks, not all of which have sent their changes.
+    pub(crate) fn are_disputed(&self) -> bool {
+        self.runs.iter().any(|run| run.writers == Writers::SeveralUnsent)
+    }
 }
 
 impl Wire for NoticeRuns {
@@ -50,7 +105,7 @@ impl Wire for NoticeRuns {
         self.runs.iter().all(|run| {
             let inside = run.count > 0
                 && run.first >= behind
-                && run.writer.sane(limits)
+                && run.writers.sane(limits)
                 && limits.regions.hold(Extent { first: run.first, count: run.count });
             behind = run.first.offset(u64::from(run.count));
             inside
@@ -68,6 +123,7 @@ impl Notices {
             .entry(page)
             .and_modify(|known| {
                 known.version = known.version.max(notice.version);
+                known.unsent |= notice.unsent;
                 if known.writer != notice.writer {
                     known.writer = None;
                 }
@@ -78,13 +134,18 @@ impl Notices {
     pub fn merge(&mut self, other: &NoticeRuns) {
         for run in &other.runs {
             for page in 0..u64::from(run.count) {
-                self.add(run.first.offset(page), Notice { version: run.version, writer: run.writer });
+                self.add(run.first.offset(page), run.notice());
             }
         }
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Pages that were written by several ranks, not all of which have sent their changes.
+    pub fn disputed(&self) -> impl Iterator<Item = PageIndex> {
+        self.0.iter().filter(|(_, notice)| notice.unsent && notice.writer.is_none()).map(|(&page, _)| page)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (PageIndex, Notice)> {
@@ -99,18 +160,14 @@ impl Notices {
         let mut runs: Vec<NoticeRun> = Vec::new();
         for (page, notice) in self.iter() {
             match runs.last_mut() {
-                Some(run)
-                    if run.first.offset(u64::from(run.count)) == page
-                        && run.version == notice.version
-                        && run.writer == notice.writer =>
-                {
+                Some(run) if run.first.offset(u64::from(run.count)) == page && run.notice() == notice => {
                     run.count += 1;
                 }
                 _ => runs.push(NoticeRun {
                     first: page,
                     count: 1,
                     version: notice.version,
-                    writer: notice.writer,
+                    writers: notice.writers(),
                 }),
             }
         }
@@ -136,14 +193,14 @@ mod tests {
     fn a_strip_of_pages_is_one_run_and_two_writers_are_many() {
         let mut notices = Notices::default();
         for page in 10..20 {
-            notices.add(PageIndex(page), Notice { version: 3, writer: Some(Rank(1)) });
+            notices.add(PageIndex(page), Notice::sent(3, Some(Rank(1))));
         }
         assert_eq!(notices.runs().runs.len(), 1);
-        notices.add(PageIndex(12), Notice { version: 2, writer: Some(Rank(0)) });
+        notices.add(PageIndex(12), Notice::sent(2, Some(Rank(0))));
         assert_eq!(notices.runs().runs.len(), 3);
         let back = Notices::from(&notices.runs());
         assert_eq!(back, notices);
-        assert_eq!(back.iter().nth(2), Some((PageIndex(12), Notice { version: 3, writer: None })));
+        assert_eq!(back.iter().nth(2), Some((PageIndex(12), Notice::sent(3, None))));
     }
 
     #[test]
@@ -159,7 +216,7 @@ mod tests {
         let run = |first: u64, last: u64| {
             let mut notices = Notices::default();
             for page in first..=last {
-                notices.add(PageIndex(page), Notice { version: 1, writer: None });
+                notices.add(PageIndex(page), Notice::sent(1, None));
             }
             assert_eq!(notices.runs().runs.len(), 1);
             notices.runs().sane(&limits)

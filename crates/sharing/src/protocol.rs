@@ -112,6 +112,11 @@ pub(crate) trait Protocol {
     fn flushed(&mut self, _cx: &mut Cx<'_>) -> Payload {
         Payload::Nothing
     }
+    /// At the root: pages whose changes their writers have not sent. Other moves of their homes wait for the
+    /// next barrier.
+    fn unsent(&self, _total: &Payload) -> BTreeSet<PageIndex> {
+        BTreeSet::new()
+    }
     /// At the root: single-writer pages that become their writer's own.
     fn kept(&mut self, _cx: &Cx<'_>, _kind: BarrierKind, _total: &Payload) -> Vec<(PageIndex, Rank)> {
         Vec::new()

@@ -77,6 +77,10 @@ pub enum Rule {
     Lent,
     /// A rank's own stores go to the home before a direct operation reads or changes the page there.
     DirectRelease,
+    /// Changes that a lock's next holder has to see are sent before the barrier.
+    Unsent,
+    /// The changes of a page that several ranks wrote are sent before any leaves the barrier.
+    Disputed,
     /// Others learn of the changes of a direct operation.
     DirectTold,
     /// A direct operation makes the own copy stale.
@@ -84,7 +88,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 39] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -120,6 +124,8 @@ impl Rule {
         Self::Owed,
         Self::Lent,
         Self::DirectRelease,
+        Self::Unsent,
+        Self::Disputed,
         Self::DirectTold,
         Self::DirectOwn,
     ];

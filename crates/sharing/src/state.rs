@@ -16,6 +16,8 @@ pub(crate) struct Shared {
     pub epoch: u32,
     /// It has arrived at a barrier and not left: nothing is fetched ahead, since homes may move.
     pub at_barrier: bool,
+    /// In this epoch writes were made available for a lock or a fence, or are owed to one.
+    pub released: bool,
     pub regions: Regions,
     pub tables: Tables,
     pub lock_path: LockPath,

@@ -130,6 +130,7 @@ impl Engine {
     fn release(&mut self, io: &mut Io<'_>, scope: Scope, after: After) {
         let from = self.shared.flushes.next();
         io.mem.begin_release();
+        self.shared.released |= !matches!(scope, Scope::Barrier) || !self.owed.is_empty();
         self.each(io, |plugin, cx| plugin.release(cx, scope));
         let upto = self.shared.flushes.next();
         let owed = std::mem::take(&mut self.owed).into_keys();

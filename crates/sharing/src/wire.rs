@@ -337,7 +337,7 @@ mod tests {
         Advance, Ask, Body, Departure, Info, IntervalDiff, LazyRecord, LockState, Message, Moves, Part,
         Payload, Stamp,
     };
-    use super::super::notice::NoticeRun;
+    use super::super::notice::{NoticeRun, Writers};
     use super::*;
 
     const DOCUMENT: &str = include_str!("../../../docs/reference/wire-shared.md");
@@ -375,6 +375,7 @@ mod tests {
             Info::KINDS,
             Payload::KINDS,
             Mode::KINDS,
+            Writers::KINDS,
         ];
         let all = kinds.into_iter().flatten().map(|kind| (decimal(kind.0), kind));
         for (number, (_, name, fields)) in

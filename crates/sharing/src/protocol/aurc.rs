@@ -11,7 +11,7 @@
 //! It never protects a page to examine it, never streams a page that is invalid or being fetched, and never
 //! brings one back to examine it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::hlrc::Hlrc;
 use super::{Cx, Protocol, Scope};
@@ -167,6 +167,22 @@ impl Protocol for Aurc {
 
     fn merge(&self, into: &mut Payload, from: &Payload) -> Checked {
         self.base.merge(into, from)
+    }
+
+    fn wants_flush(&self, total: &Payload) -> bool {
+        self.base.wants_flush(total)
+    }
+
+    fn flush(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
+        self.base.flush(cx, total)
+    }
+
+    fn flushed(&mut self, cx: &mut Cx<'_>) -> Payload {
+        self.base.flushed(cx)
+    }
+
+    fn unsent(&self, total: &Payload) -> BTreeSet<PageIndex> {
+        self.base.unsent(total)
     }
 
     fn kept(&mut self, cx: &Cx<'_>, kind: BarrierKind, total: &Payload) -> Vec<(PageIndex, Rank)> {

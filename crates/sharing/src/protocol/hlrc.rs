@@ -75,6 +75,9 @@ pub(crate) struct Hlrc {
     pushes: BTreeMap<PageIndex, Vec<Rank>>,
     /// auto: pages that their homes are sending.
     expected: BTreeSet<PageIndex>,
+    /// auto: pages of other homes that this rank wrote before the barrier that it has arrived at, or is about
+    /// to, and that it compares and sends only if another has written them.
+    unsent: BTreeSet<PageIndex>,
 }
 
 /// A page at a rank that is not its home.
@@ -155,7 +158,7 @@ impl Hlrc {
             streamed: BTreeSet::new(),
             pulling: BTreeMap::new(),
             held: Vec::new(),
-            streams: Streams::default(),
+            streams: Streams::learning(),
             writes: Streams::default(),
             blocks: Blocks::default(),
             wanted: Vec::new(),
@@ -165,6 +168,7 @@ impl Hlrc {
             singles: Singles::default(),
             pushes: BTreeMap::new(),
             expected: BTreeSet::new(),
+            unsent: BTreeSet::new(),
         }
     }
 
@@ -323,11 +327,10 @@ impl Hlrc {
         cx.retry(page);
     }
 
-    /// Takes the changes of every page with a twin. Cold pages are write-protected first, all in one go, and
+    /// Takes the changes of these pages with twins. Cold pages are write-protected first, all in one go, and
     /// lose their twins; hot ones stay writable, and the compared content becomes the twin.
-    fn collect(&mut self, cx: &mut Cx<'_>) -> BTreeMap<PageIndex, Diff> {
+    fn collect(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) -> BTreeMap<PageIndex, Diff> {
         let (hot_after, cool_after) = (cx.shared.tuning.hot_after, cx.shared.tuning.cool_after);
-        let pages: Vec<PageIndex> = self.twinned.iter().copied().collect();
         let is_hot = |copy: &Copy| copy.valid && copy.heat >= hot_after && copy.quiet < cool_after;
         let cold = pages.iter().copied().filter(|page| {
             let copy = &self.copies[page];
@@ -336,7 +339,7 @@ impl Hlrc {
         cx.protect_all(cold.collect::<Vec<_>>(), Protection::Read);
         let mut diffs = BTreeMap::new();
         let mut spare = None;
-        for page in pages {
+        for &page in pages {
             let now = cx.snapshot_over(page, spare.take());
             let omit_snapshot = !cx.keep(Rule::Snapshot);
             let copy = self.copies.get_mut(&page).expect("a page with a twin has a copy");
@@ -371,6 +374,39 @@ impl Hlrc {
         diffs
     }
 
+    /// Sends the changes of these pages with twins to their homes, and fences behind what was streamed.
+    fn send(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex], under: Option<LockId>) {
+        let mut by_home: BTreeMap<Rank, (Vec<PageDiff>, Vec<PageIndex>)> = BTreeMap::new();
+        let diffs = self.collect(cx, pages);
+        let streamed = std::mem::take(&mut self.streamed);
+        for page in streamed.into_iter().filter(|page| !diffs.contains_key(page)) {
+            by_home.entry(cx.home(page)).or_default().1.push(page);
+        }
+        for (page, diff) in diffs {
+            cx.shared.stats.final_bytes += diff.len() as u64;
+            by_home.entry(cx.home(page)).or_default().0.push(PageDiff { page, diff });
+        }
+        for (home, (diffs, fences)) in by_home {
+            for page in diffs.iter().map(|diff| diff.page).chain(fences.iter().copied()) {
+                self.copy(page).flying += 1;
+            }
+            let mut fences = Some(fences);
+            for diffs in in_messages(diffs, PageDiff::weight) {
+                let flush = cx.begin_flush();
+                cx.send(
+                    home,
+                    Body::Flush {
+                        protocol: self.kind,
+                        flush,
+                        under,
+                        diffs,
+                        fences: fences.take().unwrap_or_default(),
+                    },
+                );
+            }
+        }
+    }
+
     /// A message for a page's home.
     fn at_home(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
         let pages: Vec<PageIndex> = match body {
@@ -398,9 +434,8 @@ impl Hlrc {
                 }
                 let mut copy = self.hand_out(cx, *page);
                 if self.adapts() {
-                    let record = self.records.entry(*page).or_default();
-                    record.missed(*by);
-                    copy.mode = record.mode_for(*by);
+                    self.records.entry(*page).or_default().missed(*by);
+                    copy.mode = self.mode_for(cx, *page, *by);
                 }
                 cx.send(*by, Body::Page { copy });
             }
@@ -462,8 +497,8 @@ impl Hlrc {
             let mut copy = self.hand_out(cx, page);
             if let Some(record) = self.records.get_mut(&page) {
                 record.handed(to);
-                copy.mode = record.mode_for(to);
             }
+            copy.mode = self.mode_for(cx, page, to);
             copy
         };
         pages.iter().map(one).collect()
@@ -501,7 +536,7 @@ impl Hlrc {
         for &Advance { page, before, after, mode } in pages {
             // More than one version: the home has changed it, too.
             let alone = after <= before.saturating_add(1);
-            self.fresh.add(page, Notice { version: after, writer: alone.then_some(me) });
+            self.fresh.add(page, Notice::sent(after, alone.then_some(me)));
             let Some(copy) = self.copies.get_mut(&page) else { continue };
             copy.flying = copy.flying.saturating_sub(1);
             copy.own = copy.own.max(after);
@@ -569,8 +604,9 @@ impl Hlrc {
     fn become_home(&mut self, cx: &mut Cx<'_>, page: PageIndex, kept: bool) {
         let copy = self.copies.remove(&page).expect("a new home has a copy");
         self.twinned.remove(&page);
-        let mut home =
-            HomePage { version: copy.version, shared: !kept, access: copy.access, ..HomePage::new() };
+        let (version, access) = (copy.version, copy.access);
+        let begun = kept.then(|| cx.shared.epoch.saturating_sub(1));
+        let mut home = HomePage { version, shared: !kept, access, begun, ..HomePage::new() };
         if kept && home.access == Protection::Read {
             home.access = Protection::ReadWrite;
             cx.protect(page, Protection::ReadWrite);
@@ -706,7 +742,11 @@ impl Protocol for Hlrc {
 
     fn release(&mut self, cx: &mut Cx<'_>, scope: Scope) {
         let me = cx.me();
-        self.blocks.released(matches!(scope, Scope::Barrier));
+        let at_barrier = matches!(scope, Scope::Barrier);
+        self.blocks.released(at_barrier);
+        if at_barrier {
+            self.streams.epoch_ends();
+        }
         let under = match scope {
             Scope::Lock { lock, mode: LockMode::Exclusive, .. } => Some(lock),
             _ => None,
@@ -714,7 +754,7 @@ impl Protocol for Hlrc {
         for page in std::mem::take(&mut self.dirty_homes) {
             let Some(home) = self.homes.get_mut(&page) else { continue };
             if let Some(version) = home.release(cx, page) {
-                self.fresh.add(page, Notice { version, writer: Some(me) });
+                self.fresh.add(page, Notice::sent(version, Some(me)));
                 if self.adapts() {
                     self.records.entry(page).or_default().released(me, under, false);
                 }
@@ -722,35 +762,17 @@ impl Protocol for Hlrc {
                 self.dirty_homes.insert(page);
             }
         }
-        let mut by_home: BTreeMap<Rank, (Vec<PageDiff>, Vec<PageIndex>)> = BTreeMap::new();
-        let diffs = self.collect(cx);
-        let streamed = std::mem::take(&mut self.streamed);
-        for page in streamed.into_iter().filter(|page| !diffs.contains_key(page)) {
-            by_home.entry(cx.home(page)).or_default().1.push(page);
+        // Who gets a lock that was given back may read them before it arrives.
+        if at_barrier && self.adapts() && !(cx.shared.released && cx.keep(Rule::Unsent)) {
+            self.unsent = self.to_keep(cx);
         }
-        for (page, diff) in diffs {
-            cx.shared.stats.final_bytes += diff.len() as u64;
-            by_home.entry(cx.home(page)).or_default().0.push(PageDiff { page, diff });
-        }
-        for (home, (diffs, fences)) in by_home {
-            for page in diffs.iter().map(|diff| diff.page).chain(fences.iter().copied()) {
-                self.copy(page).flying += 1;
-            }
-            let mut fences = Some(fences);
-            for diffs in in_messages(diffs, PageDiff::weight) {
-                let flush = cx.begin_flush();
-                cx.send(
-                    home,
-                    Body::Flush {
-                        protocol: self.kind,
-                        flush,
-                        under,
-                        diffs,
-                        fences: fences.take().unwrap_or_default(),
-                    },
-                );
-            }
-        }
+        // Where one of those is released under a lock after that, the barrier waits for it.
+        let pages: Vec<PageIndex> = if at_barrier {
+            self.twinned.difference(&self.unsent).copied().collect()
+        } else {
+            self.twinned.iter().copied().collect()
+        };
+        self.send(cx, &pages, under);
     }
 
     fn released(&mut self, cx: &mut Cx<'_>) {
@@ -793,14 +815,42 @@ impl Protocol for Hlrc {
         for (_, runs) in self.intervals.own(cx.me()) {
             notices.merge(&runs);
         }
-        if notices.is_empty() {
-            return Payload::Nothing;
+        for &page in &self.unsent {
+            notices.add(page, self.unsent_notice(page, cx.me()));
         }
-        Payload::Changed { notices: notices.runs(), logged: false }
+        changed(&notices)
+    }
+
+    fn wants_flush(&self, total: &Payload) -> bool {
+        matches!(total, Payload::Changed { notices, .. } if notices.are_disputed())
+    }
+
+    /// What others have written as well goes to its home.
+    fn flush(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
+        let Payload::Changed { notices, .. } = total else { return Ok(()) };
+        if !cx.keep(Rule::Disputed) {
+            return Ok(());
+        }
+        let notices = Notices::from(notices);
+        let disputed = notices.disputed().filter(|page| self.unsent.remove(page));
+        let pages: Vec<PageIndex> = disputed.filter(|page| self.twinned.contains(page)).collect();
+        self.send(cx, &pages, None);
+        Ok(())
+    }
+
+    fn flushed(&mut self, cx: &mut Cx<'_>) -> Payload {
+        let payload = changed(&self.fresh);
+        self.released(cx);
+        payload
     }
 
     fn merge(&self, into: &mut Payload, from: &Payload) -> Checked {
         merge_changed(into, from)
+    }
+
+    fn unsent(&self, total: &Payload) -> BTreeSet<PageIndex> {
+        let Payload::Changed { notices, .. } = total else { return BTreeSet::new() };
+        Notices::from(notices).iter().filter(|(_, notice)| notice.unsent).map(|(page, _)| page).collect()
     }
 
     fn kept(&mut self, cx: &Cx<'_>, kind: BarrierKind, total: &Payload) -> Vec<(PageIndex, Rank)> {
@@ -837,6 +887,9 @@ impl Protocol for Hlrc {
         if to == cx.me() {
             let valid = self.copies.get(&page).is_some_and(|copy| copy.valid);
             if valid {
+                if self.unsent.remove(&page) {
+                    self.copy(page).version += 1;
+                }
                 self.become_home(cx, page, kept);
             } else if cx.keep(Rule::HomePull) {
                 self.copy(page);
@@ -851,7 +904,8 @@ impl Protocol for Hlrc {
             let home = self.homes.remove(&page).unwrap_or_else(HomePage::new);
             self.dirty_homes.remove(&page);
             self.lent.insert(page);
-            let mut copy = Copy { valid: !kept, version: home.version, access: home.access, ..Copy::new() };
+            let (version, access) = (home.version, home.access);
+            let mut copy = Copy { valid: !kept, version, access, ..Copy::new() };
             let down = if kept { Protection::None } else { Protection::Read };
             if copy.access > down {
                 copy.access = down;
@@ -889,7 +943,9 @@ impl Protocol for Hlrc {
         let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
         let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access));
         cx.hide(homes.chain(copies));
-        for listed in [&mut self.twinned, &mut self.dirty_homes, &mut self.streamed, &mut self.lent] {
+        let listed =
+            [&mut self.twinned, &mut self.dirty_homes, &mut self.streamed, &mut self.lent, &mut self.unsent];
+        for listed in listed {
             unlist_pages(listed, pages);
         }
         self.wanted.retain(|&page| !pages.contains(page));
@@ -999,6 +1055,14 @@ pub(super) fn time_of(info: Option<&Info>) -> Checked<VectorTime> {
         Some(Info::Time { at }) => Ok(at.iter().copied().collect()),
         Some(_) => unexpected("knowledge"),
     }
+}
+
+/// The payload of a barrier.
+fn changed(notices: &Notices) -> Payload {
+    if notices.is_empty() {
+        return Payload::Nothing;
+    }
+    Payload::Changed { notices: notices.runs(), logged: false }
 }
 
 /// Joins the changed pages of two ranks.

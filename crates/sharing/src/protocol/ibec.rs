@@ -355,7 +355,7 @@ impl Protocol for Ibec {
                 cx.end_flush(*flush)?;
                 let me = cx.me();
                 for advance in pages {
-                    self.fresh.add(advance.page, Notice { version: 0, writer: Some(me) });
+                    self.fresh.add(advance.page, Notice::sent(0, Some(me)));
                 }
                 Ok(())
             }
@@ -445,7 +445,7 @@ impl Protocol for Ibec {
                         home.dirty |= cx.snapshot(page) != *base;
                     }
                     if home.release(cx, page).is_some() {
-                        self.fresh.add(page, Notice { version: 0, writer: Some(me) });
+                        self.fresh.add(page, Notice::sent(0, Some(me)));
                     }
                     if home.access < Protection::ReadWrite {
                         self.writable.remove(&page);
@@ -556,7 +556,7 @@ impl Protocol for Ibec {
         }
         let mut by_home: BTreeMap<Rank, Vec<PageRuns>> = BTreeMap::new();
         for (page, overlay) in all {
-            self.log_pages.add(page, Notice { version: 0, writer: None });
+            self.log_pages.add(page, Notice::sent(0, None));
             by_home.entry(cx.home(page)).or_default().push(PageRuns { page, runs: overlay.newer_than(0) });
         }
         for (home, pages) in by_home {

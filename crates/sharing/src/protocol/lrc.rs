@@ -157,7 +157,7 @@ impl Lrc {
         let (number, key) = (self.intervals.next(me), self.intervals.sum() + 1);
         let mut notices = Notices::default();
         for page in pages {
-            notices.add(*page, Notice { version: 0, writer: None });
+            notices.add(*page, Notice::sent(0, None));
             let state = self.pages.get_mut(page).expect("it was written");
             state.access = state.access.min(Protection::Read);
             state.applied.insert(me, number);

@@ -29,6 +29,8 @@ pub(crate) struct Barrier {
     /// Children whose subtrees are here.
     arrived: BTreeSet<Rank>,
     moves: Moves,
+    /// The root's: moves of homes that wait for the next barrier.
+    late: Vec<(PageIndex, (Rank, Rank))>,
     parts: Vec<Part>,
     /// The root's: the payload of all, during the second round.
     total: Vec<Part>,
@@ -270,6 +272,8 @@ impl Engine {
         for plugin in &mut self.plugins {
             let of = plugin.kind();
             let Some(part) = parts.iter().find(|part| part.protocol == of) else { continue };
+            let unsent = plugin.get().unsent(&part.payload);
+            self.barrier.late.extend(moves.homes.extract_if(.., |(page, _)| unsent.contains(page)));
             let cx = Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
             kept.extend(plugin.get_mut().kept(&cx, kind, &part.payload));
         }
@@ -324,8 +328,9 @@ impl Engine {
             self.shared.tables.move_manager(lock, to);
         }
         self.entering = std::mem::take(&mut self.barrier.threads);
-        self.barrier = Barrier::default();
-        self.shared.at_barrier = false;
+        let moves = Moves { homes: std::mem::take(&mut self.barrier.late), ..Moves::default() };
+        self.barrier = Barrier { moves, ..Barrier::default() };
+        (self.shared.at_barrier, self.shared.released) = (false, false);
         self.each(io, |plugin, cx| plugin.begin_epoch(cx));
         self.enter_epoch(io);
         let (now, later) = std::mem::take(&mut self.parked)

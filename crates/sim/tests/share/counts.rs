@@ -335,7 +335,7 @@ fn auto_brings_the_rest_of_a_block_of_which_many_pages_are_used() {
         let round = |number: u32| {
             let value = u8::try_from(number + 1).expect("few rounds");
             let mut ops = if locks { vec![lock(1), unlock(1)] } else { Vec::new() };
-            let pages = (0..PAGES as usize).map(|page| page * 37 % PAGES as usize);
+            let pages = (0..PAGES as usize).map(|page| page * 27 % PAGES as usize);
             ops.extend(pages.map(|page| Op::Write { at: page * 64 + own * 32, len: 16, value }));
             ops.push(barrier(number));
             ops

@@ -203,9 +203,46 @@ fn ibec_whose_twins_keep_what_was_only_there_for_a_moment_is_caught() {
     is_needed(ProtocolKind::Ibec, Rule::Transient, &[vec![back, sibling], vec![other]], 300);
 }
 
+/// Rank 0 prepares each page. `use_it` says what each rank does with it in the next epoch; all read it in the
+/// one after that.
+fn prepared(use_it: impl Fn(usize, usize) -> Vec<Op>) -> Vec<Vec<Vec<Op>>> {
+    let rank = |rank: usize| {
+        let epoch = |page: usize| {
+            let number = 3 * u32::try_from(page).unwrap();
+            let mut ops =
+                if rank == 0 { vec![Op::Write { at: 16 * page, len: 16, value: 1 }] } else { Vec::new() };
+            ops.push(barrier(number));
+            ops.extend(use_it(rank, 16 * page));
+            ops.extend([barrier(number + 1), Op::Read { at: 16 * page, len: 16 }, barrier(number + 2)]);
+            ops
+        };
+        vec![(0..4).flat_map(epoch).collect::<Vec<Op>>()]
+    };
+    (0..3).map(rank).collect()
+}
+
+#[test]
+fn auto_that_keeps_what_was_written_under_a_lock_is_caught() {
+    let program = prepared(|rank, at| {
+        let later = Op::Compute { ticks: 400 * rank as u64 };
+        vec![later, lock(1), Op::Add { at, len: 16, value: 1 }, unlock(1)]
+    });
+    is_needed(ProtocolKind::Auto, Rule::Unsent, &program, 60);
+}
+
+#[test]
+fn auto_that_keeps_what_others_wrote_too_is_caught() {
+    let program = prepared(|rank, at| match rank {
+        0 => vec![Op::Compute { ticks: 400 }, write(at + 7, 9)],
+        1 => vec![Op::Write { at, len: 7, value: 5 }, Op::Write { at: at + 8, len: 8, value: 5 }],
+        _ => Vec::new(),
+    });
+    is_needed(ProtocolKind::Auto, Rule::Disputed, &program, 60);
+}
+
 #[test]
 fn every_rule_is_left_out_by_some_test() {
-    let directed = [Rule::Released, Rule::Transient, Rule::HandedTwice];
+    let directed = [Rule::Released, Rule::Transient, Rule::HandedTwice, Rule::Unsent, Rule::Disputed];
     for rule in Rule::ALL {
         assert!(
             CAUGHT.contains(&rule) || CAUGHT_DIRECTLY.contains(&rule) || directed.contains(&rule),

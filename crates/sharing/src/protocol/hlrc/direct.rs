@@ -42,7 +42,7 @@ impl Hlrc {
         for &Changed { page, version } in changed {
             if cx.keep(Rule::DirectTold) {
                 // No writer: no rank has it in a copy of its own.
-                self.fresh.add(page, Notice { version, writer: None });
+                self.fresh.add(page, Notice::sent(version, None));
             }
             let Some(copy) = self.copies.get_mut(&page).filter(|_| cx.keep(Rule::DirectOwn)) else {
                 continue;

@@ -11,15 +11,15 @@
 //! moves. A page that is to come so stays mapped while it is stale: no thread that left the barrier runs
 //! before it has come. For one that took no part in it, it is unmapped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{AHEAD_BYTES, Copy, Hlrc, install_all};
-use crate::adapt::Mode;
+use crate::adapt::{Mode, Record};
 use crate::ahead::Ahead;
 use crate::interval::IntervalId;
 use crate::message::{PageCopy, Payload};
-use crate::notice::{NoticeRuns, Notices};
+use crate::notice::{Notice, NoticeRuns, Notices};
 use crate::protocol::{Cx, unexpected};
 use crate::rule::Rule;
 use crate::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank};
@@ -81,6 +81,22 @@ impl Hlrc {
         !self.adapts() || copy.mode == Mode::Stream
     }
 
+    /// The mode that a rank is told with a copy of a page that this rank is home of.
+    pub(super) fn mode_for(&self, cx: &Cx<'_>, page: PageIndex, rank: Rank) -> Mode {
+        if !self.adapts() {
+            return Mode::Invalidate;
+        }
+        let record = self.records.get(&page);
+        let mode = record.map_or(Mode::Invalidate, |record| record.mode_for(rank));
+        let is_earlier = self.homes[&page].begun.is_some_and(|epoch| epoch < cx.shared.epoch);
+        match mode {
+            Mode::Invalidate | Mode::Push if is_earlier && !record.is_some_and(Record::has_changed) => {
+                Mode::Prepared { pushed: mode == Mode::Push }
+            }
+            _ => mode,
+        }
+    }
+
     /// Records the mode that a page's home sends with a requested or pushed copy.
     pub(super) fn told(&mut self, cx: &Cx<'_>, from: Rank, got: &PageCopy, crossed: bool) {
         if !self.adapts() {
@@ -88,7 +104,7 @@ impl Hlrc {
         }
         let by_home = from == cx.home(got.page) && !(crossed && cx.keep(Rule::Moved));
         let copy = self.copy(got.page);
-        copy.pushed = by_home && got.mode == Mode::Push;
+        copy.pushed = by_home && matches!(got.mode, Mode::Push | Mode::Prepared { pushed: true });
         copy.mode = if by_home && got.mode != Mode::Push { got.mode } else { Mode::Invalidate };
     }
 
@@ -117,10 +133,33 @@ impl Hlrc {
     pub(super) fn owned(&mut self, cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
         let Payload::Changed { notices, .. } = total else { return Vec::new() };
         let notices = Notices::from(notices);
-        let owners = notices
-            .iter()
-            .filter_map(|(page, notice)| Some((page, self.singles.changed(page, notice.writer)?)));
+        let owners = notices.iter().filter_map(|(page, notice)| {
+            let owner = self.singles.changed(page, notice.writer);
+            Some((page, notice.writer.filter(|_| notice.unsent).or(owner)?))
+        });
         owners.filter(|&(page, owner)| cx.home(page) != owner).collect()
+    }
+
+    /// Pages that another has prepared, and this rank has written: it need not send its changes, since it
+    /// becomes their home unless a third or the home wrote them too. Where others did write them, sending
+    /// takes a round more; so only what it has changed from end to end.
+    pub(super) fn to_keep(&self, cx: &mut Cx<'_>) -> BTreeSet<PageIndex> {
+        let is_own = |page: &PageIndex| {
+            let copy = &self.copies[page];
+            let is_settled = copy.valid && copy.fetch.is_none() && copy.flying == 0;
+            is_settled
+                && matches!(copy.mode, Mode::Prepared { .. })
+                && !self.streamed.contains(page)
+                && copy.twin.as_ref().is_some_and(|twin| has_other_ends(cx, *page, twin))
+        };
+        self.twinned.iter().copied().filter(is_own).collect()
+    }
+
+    /// What others are told of such a page.
+    pub(super) fn unsent_notice(&self, page: PageIndex, me: Rank) -> Notice {
+        let copy = self.copies.get(&page).filter(|copy| copy.valid && copy.twin.is_some());
+        let version = copy.map_or(0, |copy| copy.version.saturating_add(1));
+        Notice { version, writer: copy.map(|_| me), unsent: true }
     }
 
     /// These pages changed, and the barrier ends: records which pages this rank will push, and which others
@@ -280,3 +319,19 @@ impl Hlrc {
         Ok(())
     }
 }
+
+/// Whether the first and the last word of a page differ from its twin's.
+fn has_other_ends(cx: &mut Cx<'_>, page: PageIndex, twin: &[u8]) -> bool {
+    if !cx.is_near(page) {
+        return false;
+    }
+    let bytes = twin.len();
+    let differs = |at: usize| {
+        let word = cx.mem.word(page, bytes, at, WORD_BYTES);
+        word.to_le_bytes() != twin[at..at + WORD_BYTES]
+    };
+    [0, bytes - WORD_BYTES].into_iter().all(differs)
+}
+
+/// Pages have at least as many.
+const WORD_BYTES: usize = size_of::<u64>();

@@ -52,7 +52,7 @@ impl Ibec {
     /// All ranks learn of it at the barrier, this rank included.
     pub(super) fn on_direct_done(&mut self, cx: &Cx<'_>, changed: &[Changed]) {
         for changed in changed.iter().filter(|_| cx.keep(Rule::DirectTold)) {
-            self.fresh.add(changed.page, Notice { version: 0, writer: None });
+            self.fresh.add(changed.page, Notice::sent(0, None));
         }
     }
 }
