@@ -81,6 +81,8 @@ pub enum Rule {
     Unsent,
     /// The changes of a page that several ranks wrote are sent before any leaves the barrier.
     Disputed,
+    /// What a thread outside of a barrier writes while a home moves goes to the new home.
+    Outside,
     /// Others learn of the changes of a direct operation.
     DirectTold,
     /// A direct operation makes the own copy stale.
@@ -88,7 +90,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -126,6 +128,7 @@ impl Rule {
         Self::DirectRelease,
         Self::Unsent,
         Self::Disputed,
+        Self::Outside,
         Self::DirectTold,
         Self::DirectOwn,
     ];

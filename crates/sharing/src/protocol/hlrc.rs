@@ -78,6 +78,8 @@ pub(crate) struct Hlrc {
     /// auto: pages of other homes that this rank wrote before the barrier that it has arrived at, or is about
     /// to, and that it compares and sends only if another has written them.
     unsent: BTreeSet<PageIndex>,
+    /// The threads that meet at a barrier have been through; it has not ended.
+    leaving: bool,
 }
 
 /// A page at a rank that is not its home.
@@ -169,6 +171,7 @@ impl Hlrc {
             pushes: BTreeMap::new(),
             expected: BTreeSet::new(),
             unsent: BTreeSet::new(),
+            leaving: false,
         }
     }
 
@@ -468,6 +471,7 @@ impl Hlrc {
                 }
                 for PageDiff { page, diff } in diffs {
                     cx.mem.store(*page, diff);
+                    self.not_own(*page, diff);
                 }
             }
             Body::Direct { call, accesses } => return self.on_direct(cx, from, *call, accesses),
@@ -512,6 +516,7 @@ impl Hlrc {
         from: Rank,
         under: Option<LockId>,
     ) -> Advance {
+        self.not_own(page, diff);
         let adapts = self.adapts();
         let home = self.home(page);
         let before = home.version;
@@ -528,6 +533,15 @@ impl Hlrc {
             advance.mode = record.mode();
         }
         advance
+    }
+
+    /// In a barrier another rank's changes come. If the home moves, what is left in the page is this rank's.
+    fn not_own(&mut self, page: PageIndex, diff: &Diff) {
+        if self.leaving
+            && let Some(handed) = self.homes.get_mut(&page).and_then(|home| home.handed.as_mut())
+        {
+            *handed = patched(handed, diff);
+        }
     }
 
     fn on_flushed(&mut self, cx: &mut Cx<'_>, flush: u64, pages: &[Advance]) -> Checked {
@@ -630,9 +644,14 @@ impl Protocol for Hlrc {
 
     fn fault(&mut self, cx: &mut Cx<'_>, _thread: ThreadId, page: PageIndex, write: bool) {
         if self.is_master(cx, page) {
+            let leaving = self.leaving;
             let home = self.home(page);
+            if write && leaving && home.shared && cx.keep(Rule::Outside) {
+                // The barrier may move the home; what this thread writes goes to the new one.
+                home.handed.get_or_insert_with(|| cx.snapshot(page));
+            }
             home.fault(cx, page, write, true);
-            if home.dirty {
+            if home.dirty || home.handed.is_some() {
                 self.dirty_homes.insert(page);
             }
             cx.retry(page);
@@ -763,8 +782,10 @@ impl Protocol for Hlrc {
             }
         }
         // Who gets a lock that was given back may read them before it arrives.
-        if at_barrier && self.adapts() && !(cx.shared.released && cx.keep(Rule::Unsent)) {
-            self.unsent = self.to_keep(cx);
+        let may_keep = self.adapts() && !(cx.shared.released && cx.keep(Rule::Unsent));
+        if at_barrier {
+            self.leaving = true;
+            self.unsent = if may_keep { self.to_keep(cx) } else { BTreeSet::new() };
         }
         // Where one of those is released under a lock after that, the barrier waits for it.
         let pages: Vec<PageIndex> = if at_barrier {
@@ -904,9 +925,16 @@ impl Protocol for Hlrc {
             let home = self.homes.remove(&page).unwrap_or_else(HomePage::new);
             self.dirty_homes.remove(&page);
             self.lent.insert(page);
-            let (version, access) = (home.version, home.access);
-            let mut copy = Copy { valid: !kept, version, access, ..Copy::new() };
-            let down = if kept { Protection::None } else { Protection::Read };
+            let (version, access, twin) = (home.version, home.access, home.handed);
+            let mut copy = Copy { valid: !kept, version, access, twin, ..Copy::new() };
+            let down = match copy.twin {
+                _ if kept => Protection::None,
+                Some(_) => Protection::ReadWrite,
+                None => Protection::Read,
+            };
+            if copy.twin.is_some() {
+                self.twinned.insert(page);
+            }
             if copy.access > down {
                 copy.access = down;
                 cx.protect(page, down);
@@ -956,6 +984,7 @@ impl Protocol for Hlrc {
     }
 
     fn begin_epoch(&mut self, cx: &mut Cx<'_>) {
+        self.leaving = false;
         self.push(cx);
         let mut left = cx.shared.tuning.ahead_bytes as usize;
         let fits = |&page: &PageIndex| {

@@ -726,3 +726,32 @@ fn l26_a_thread_outside_of_barriers_sees_no_page_that_is_still_to_come() {
         |_| {},
     );
 }
+
+/// Homes move at barriers that a thread of the old one takes no part in: it writes those pages meanwhile.
+pub fn outside(seed: u64, protocol: ProtocolKind) -> Setup {
+    const FLAG: usize = 16 * 4;
+    let keeps = seed % 2 == 1 && protocol != ProtocolKind::Ibec;
+    let meet = |number| if keeps { keep_barrier(number) } else { barrier(number) };
+    let reads = [barrier(90), Op::Read { at: 0, len: 16 * 4 }];
+    let main = (0..4).map(meet).chain([lock(1), wait_for(1, FLAG, 9), unlock(1)]).chain(reads);
+    let writes = (0..4).flat_map(|page| [Op::Compute { ticks: seed * 37 % 400 }, write(16 * page + 8, 7)]);
+    let outside = writes.chain([lock(1), write(FLAG, 9), signal(1), unlock(1)]);
+    let other = (0..4).flat_map(|page| [write(16 * page as usize, 5), meet(page)]).chain(reads);
+    let threads = vec![vec![main.collect(), outside.collect()], vec![other.collect::<Vec<Op>>()]];
+    let mut setup = Setup::new(seed, protocol, 5, 16, several(threads));
+    setup.homes = Homes::At(Rank(0));
+    setup.parties = Some(1);
+    setup
+}
+
+/// Known to fail, and said in the reference: under lrc, and under ibec where a barrier leaves pages writable.
+#[test]
+fn l27_what_a_thread_outside_of_barriers_writes_is_kept_where_the_home_moves() {
+    for protocol in ProtocolKind::ALL.into_iter().filter(|protocol| *protocol != ProtocolKind::Lrc) {
+        for seed in 0..400 * effort() {
+            if let Err(failure) = run(outside(seed, protocol)) {
+                panic!("{} seed {seed}: {failure:?}", protocol.name());
+            }
+        }
+    }
+}

@@ -7,6 +7,7 @@ use rampool_sim::share::generate::{Shape, generate};
 use rampool_sim::share::{Op, Setup};
 use rampool_wire::units::PageIndex;
 
+use crate::litmus::outside;
 use crate::{barrier, effort, lock, read, run, several, unlock, write};
 
 /// Leaves `rule` out in generated programs until one fails that succeeds with the rule. Most are caught
@@ -241,8 +242,19 @@ fn auto_that_keeps_what_others_wrote_too_is_caught() {
 }
 
 #[test]
+fn auto_that_forgets_what_a_thread_outside_of_the_barrier_wrote_is_caught() {
+    let noticed = (0..60).any(|seed| {
+        let mut setup = outside(seed, ProtocolKind::Auto);
+        setup.omit = Some(Rule::Outside);
+        !matches!(catch_unwind(AssertUnwindSafe(|| run(setup))), Ok(Ok(_)))
+    });
+    assert!(noticed, "nothing noticed in 60 runs");
+}
+
+#[test]
 fn every_rule_is_left_out_by_some_test() {
-    let directed = [Rule::Released, Rule::Transient, Rule::HandedTwice, Rule::Unsent, Rule::Disputed];
+    let directed =
+        [Rule::Released, Rule::Transient, Rule::HandedTwice, Rule::Unsent, Rule::Disputed, Rule::Outside];
     for rule in Rule::ALL {
         assert!(
             CAUGHT.contains(&rule) || CAUGHT_DIRECTLY.contains(&rule) || directed.contains(&rule),
