@@ -51,8 +51,8 @@ pub enum Mode {
     Migratory {
         lock: LockId,
     },
-    /// Announced with a copy: its home wrote it in an earlier epoch, for whoever uses it, and no rank since.
-    /// `pushed`: as for `Push`.
+    /// Announced with a copy: the home wrote the page in an earlier epoch, and no rank has written it since.
+    /// `pushed`: the home also announces what `Push` says.
     Prepared {
         pushed: bool,
     },

@@ -35,7 +35,7 @@ const LONGEST_TRUST: u8 = 64;
 #[derive(Clone, Hash, Debug, Default)]
 pub(crate) struct Streams {
     recent: Vec<Stream>,
-    /// A new stream is taken to be as long as the last one of its stride.
+    /// A new stream is taken to be as long as the shorter of the last two of its stride.
     learns: bool,
 }
 
@@ -52,7 +52,7 @@ struct Stream {
     /// Its pages so far, and those behind the mark.
     pages: u64,
     behind: u64,
-    /// How many pages the stream before it had: no more are fetched until one more is missed.
+    /// How many pages it is taken to have: no more are fetched until one more is missed. 0: any number.
     goal: u64,
 }
 
@@ -187,7 +187,7 @@ impl Streams {
         let mut stream = self.recent[at];
         let last = stream.last;
         let most = if stream.goal > 0 { most.min(stream.goal.saturating_sub(stream.pages)) } else { most };
-        let count = if most > 0 { stream.next(most).min(most) } else { 0 };
+        let count = stream.next(most);
         stream.mark = None;
         if count > 0 {
             stream.fetch(last, count);

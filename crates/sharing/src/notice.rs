@@ -85,9 +85,19 @@ impl NoticeRun {
 }
 
 impl NoticeRuns {
-    /// Whether a page was written by several ranks, not all of which have sent their changes.
-    pub(crate) fn are_disputed(&self) -> bool {
-        self.runs.iter().any(|run| run.writers == Writers::SeveralUnsent)
+    /// Pages that were written by several ranks, not all of which have sent their changes.
+    pub(crate) fn disputed(&self) -> impl Iterator<Item = PageIndex> {
+        self.written(|writers| writers == Writers::SeveralUnsent)
+    }
+
+    /// Pages of which a writer has not sent its changes.
+    pub(crate) fn unsent(&self) -> impl Iterator<Item = PageIndex> {
+        self.written(|writers| matches!(writers, Writers::OneUnsent { .. } | Writers::SeveralUnsent))
+    }
+
+    fn written(&self, by: impl Fn(Writers) -> bool) -> impl Iterator<Item = PageIndex> {
+        let runs = self.runs.iter().filter(move |run| by(run.writers));
+        runs.flat_map(|run| Extent::new(run.first, run.count).pages())
     }
 }
 
@@ -141,11 +151,6 @@ impl Notices {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-
-    /// Pages that were written by several ranks, not all of which have sent their changes.
-    pub fn disputed(&self) -> impl Iterator<Item = PageIndex> {
-        self.0.iter().filter(|(_, notice)| notice.unsent && notice.writer.is_none()).map(|(&page, _)| page)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (PageIndex, Notice)> {

@@ -843,7 +843,7 @@ impl Protocol for Hlrc {
     }
 
     fn wants_flush(&self, total: &Payload) -> bool {
-        matches!(total, Payload::Changed { notices, .. } if notices.are_disputed())
+        matches!(total, Payload::Changed { notices, .. } if notices.disputed().next().is_some())
     }
 
     /// What others have written as well goes to its home.
@@ -852,7 +852,6 @@ impl Protocol for Hlrc {
         if !cx.keep(Rule::Disputed) {
             return Ok(());
         }
-        let notices = Notices::from(notices);
         let disputed = notices.disputed().filter(|page| self.unsent.remove(page));
         let pages: Vec<PageIndex> = disputed.filter(|page| self.twinned.contains(page)).collect();
         self.send(cx, &pages, None);
@@ -871,7 +870,7 @@ impl Protocol for Hlrc {
 
     fn unsent(&self, total: &Payload) -> BTreeSet<PageIndex> {
         let Payload::Changed { notices, .. } = total else { return BTreeSet::new() };
-        Notices::from(notices).iter().filter(|(_, notice)| notice.unsent).map(|(page, _)| page).collect()
+        notices.unsent().collect()
     }
 
     fn kept(&mut self, cx: &Cx<'_>, kind: BarrierKind, total: &Payload) -> Vec<(PageIndex, Rank)> {
