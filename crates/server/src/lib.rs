@@ -293,6 +293,8 @@ impl Drop for RunningServer {
                 tracing::error!("a thread of the server panicked");
             }
         }
+        // Each of the threads may have had a line to write until its end.
+        self.shared.log_repeated(true);
     }
 }
 

@@ -232,9 +232,6 @@ impl Shard {
         for index in 0..self.slots.len() {
             self.close(index, &End::Stopping);
         }
-        if self.index == 0 {
-            self.shared.log_repeated(true);
-        }
     }
 
     /// Connections with data now probably have more soon. Of those that were warm, the ones outside of the
