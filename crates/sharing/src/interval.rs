@@ -120,6 +120,11 @@ impl<R: Clone> Intervals<R> {
         }
     }
 
+    /// Whether all ranks knew this interval after the last barrier.
+    pub fn is_known(&self, (rank, number): IntervalId) -> bool {
+        self.base.get(&rank).is_some_and(|&base| number <= base)
+    }
+
     /// Whether this interval is news.
     pub fn is_news(&self, (rank, number): IntervalId) -> bool {
         number > self.number(rank)
@@ -133,11 +138,19 @@ impl<R: Clone> Intervals<R> {
         }
     }
 
-    /// After a barrier all ranks know everything.
-    pub fn barrier(&mut self) {
-        self.base.clone_from(&self.time);
-        self.store.clear();
-        self.locks.clear();
+    /// After a barrier all ranks know these. Later ones, of threads that took no part in it, live on.
+    pub fn barrier(&mut self, known: impl Iterator<Item = IntervalId>) {
+        for (rank, number) in known {
+            let base = self.base.entry(rank).or_default();
+            *base = number.max(*base);
+        }
+        let base = &self.base;
+        let is_later = |rank: &Rank, number: &u32| base.get(rank).is_none_or(|base| number > base);
+        self.store.retain(|(rank, number), _| is_later(rank, number));
+        self.locks.retain(|_, time| {
+            time.retain(|rank, number| is_later(rank, number));
+            !time.is_empty()
+        });
         self.told.clear();
     }
 
@@ -178,10 +191,12 @@ mod tests {
         let a = Rank(0);
         let mut log = Intervals::new();
         log.close(a, 1);
-        log.barrier();
+        log.barrier([(a, 1)].into_iter());
         assert!(log.time().is_empty());
         log.close(a, 2);
         assert_eq!(log.time(), VectorTime::from([(a, 2)]));
         assert_eq!(log.unknown_to(&VectorTime::new()), vec![((a, 2), 2)]);
+        log.barrier(std::iter::empty());
+        assert_eq!(log.own(a), vec![((a, 2), 2)], "it was not told at this barrier");
     }
 }

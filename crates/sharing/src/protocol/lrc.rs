@@ -188,9 +188,9 @@ impl Lrc {
         cx.shared.stats.diffs += 1;
         cx.shared.stats.diff_bytes += diff.len() as u64;
         cx.shared.stats.empty_diffs += u64::from(diff.is_empty());
-        self.diff_bytes += diff.len() + size_of::<IntervalDiff>();
         let key = if omit_first { closed.last_key } else { closed.key };
         let diff = IntervalDiff { first: closed.first, last: closed.last, key, diff: Arc::new(diff) };
+        self.diff_bytes += bytes_of(&diff);
         self.diffs.entry(page).or_default().push(diff);
     }
 
@@ -390,21 +390,25 @@ impl Lrc {
         Ok(())
     }
 
-    /// Forgets everything that homes have by now.
+    /// Forgets everything that homes have by now: what all know.
     fn forget(&mut self, cx: &mut Cx<'_>) {
         cx.shared.stats.collections += 1;
-        self.diffs.clear();
-        self.diff_bytes = 0;
-        self.pending = 0;
+        let (me, intervals) = (cx.me(), &self.intervals);
+        self.diffs.retain(|_, diffs| {
+            diffs.retain(|diff| !intervals.is_known((me, diff.last)));
+            !diffs.is_empty()
+        });
+        self.diff_bytes = self.diffs.values().flatten().map(bytes_of).sum();
         for (page, state) in &mut self.pages {
-            state.pend.clear();
-            state.applied.clear();
-            state.closed = None;
-            if !self.dirty.contains(page) {
+            state.pend.retain(|pend| !intervals.is_known((pend.rank, pend.number)));
+            state.applied.retain(|&rank, &mut number| !intervals.is_known((rank, number)));
+            state.closed = state.closed.filter(|closed| !intervals.is_known((me, closed.last)));
+            if !self.dirty.contains(page) && state.closed.is_none() {
                 state.twin = None;
             }
         }
-        self.pages.retain(|&page, state| state.copy || cx.is_home(page));
+        self.pending = self.pages.values().map(|state| state.pend.len()).sum();
+        self.pages.retain(|&page, state| state.copy || !state.pend.is_empty() || cx.is_home(page));
     }
 }
 
@@ -429,6 +433,11 @@ impl Protocol for Lrc {
             state.access = Protection::Read;
             cx.protect(page, Protection::Read);
         } else {
+            if cx.shared.at_barrier && state.closed.is_some() {
+                // All will know of the diff up to here after this barrier, and homes may have it.
+                self.finalise(cx, page);
+            }
+            let state = self.page(cx, page);
             state.access = Protection::ReadWrite;
             if state.twin.is_some() {
                 // A closed interval's diff goes on accumulating.
@@ -541,23 +550,33 @@ impl Protocol for Lrc {
         matches!(total, Payload::Lazy { collect: true, .. })
     }
 
-    /// Homes bring their copies up to date; the other ranks drop outdated ones.
+    /// Homes bring their copies up to date; the other ranks drop outdated ones without later own writes.
     fn flush(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
         let Payload::Lazy { records, .. } = total else { return unexpected("payload") };
         self.learn(cx, records)?;
-        let old: Vec<PageIndex> =
-            self.pages.iter().filter(|(_, state)| !state.pend.is_empty()).map(|(&page, _)| page).collect();
-        for page in old {
+        // Threads that take no part in the barrier may have written since, and others have learned of it.
+        let all: BTreeMap<Rank, u32> = records.iter().map(|&(id, _)| id).collect();
+        let is_later = |rank: Rank, number: u32| {
+            !self.intervals.is_known((rank, number)) && all.get(&rank).is_none_or(|&last| number > last)
+        };
+        let me = cx.me();
+        let old = self.pages.iter().filter(|(_, state)| !state.pend.is_empty()).map(|(&page, state)| {
+            let stays = cx.is_home(page) || state.applied.get(&me).is_some_and(|&last| is_later(me, last));
+            let later: Vec<Pend> =
+                state.pend.iter().filter(|pend| is_later(pend.rank, pend.number)).copied().collect();
+            (page, stays, later)
+        });
+        for (page, stays, later) in old.collect::<Vec<_>>() {
             let state = self.pages.get_mut(&page).expect("just listed");
-            if cx.is_home(page) {
+            if stays {
                 self.collecting.insert(page);
                 if state.fetch.is_none() {
                     self.begin(cx, page, false);
                 }
             } else {
-                self.pending -= state.pend.len();
+                self.pending -= state.pend.len() - later.len();
                 let had_copy = state.copy;
-                *state = Page::new(false);
+                *state = Page { pend: later, ..Page::new(false) };
                 if had_copy {
                     cx.mem.discard(page);
                 }
@@ -576,22 +595,24 @@ impl Protocol for Lrc {
 
     fn depart(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
         match total {
-            Payload::Nothing => {}
+            Payload::Nothing => self.intervals.barrier(std::iter::empty()),
             Payload::Lazy { records, collect, .. } => {
                 self.learn(cx, records)?;
+                self.intervals.barrier(records.iter().map(|&(id, _)| id));
                 if *collect {
                     self.forget(cx);
                 }
                 for (_, record) in records.iter().filter(|((rank, _), _)| *rank == cx.me()) {
                     for (page, _) in Notices::from(&record.pages).iter() {
                         let Some(state) = self.pages.get_mut(&page) else { continue };
-                        state.alone |= state.valid && state.closed.is_some() && !self.dirty.contains(&page);
+                        let is_known = |closed: Closed| self.intervals.is_known((cx.me(), closed.last));
+                        state.alone |=
+                            state.valid && state.closed.is_some_and(is_known) && !self.dirty.contains(&page);
                     }
                 }
             }
             _ => return unexpected("payload"),
         }
-        self.intervals.barrier();
         Ok(())
     }
 
@@ -620,8 +641,7 @@ impl Protocol for Lrc {
         self.pending -= known.iter().map(|(_, state)| state.pend.len()).sum::<usize>();
         cx.hide(known.iter().map(|(page, state)| (*page, state.access)));
         for (_, diffs) in take_pages(&mut self.diffs, pages) {
-            self.diff_bytes -=
-                diffs.iter().map(|diff| diff.diff.len() + size_of::<IntervalDiff>()).sum::<usize>();
+            self.diff_bytes -= diffs.iter().map(bytes_of).sum::<usize>();
         }
         unlist_pages(&mut self.dirty, pages);
         unlist_pages(&mut self.collecting, pages);
@@ -652,6 +672,11 @@ impl Protocol for Lrc {
         }
         assert_eq!(pending, self.pending, "pending notices are counted");
     }
+}
+
+/// What a diff takes here.
+fn bytes_of(diff: &IntervalDiff) -> usize {
+    diff.diff.len() + size_of::<IntervalDiff>()
 }
 
 /// The payload of a lock: mostly empty.

@@ -741,13 +741,14 @@ pub fn outside(seed: u64, protocol: ProtocolKind) -> Setup {
     let mut setup = Setup::new(seed, protocol, 5, 16, several(threads));
     setup.homes = Homes::At(Rank(0));
     setup.parties = Some(1);
+    setup.tuning.collect_bytes = if seed.is_multiple_of(3) { 1 } else { setup.tuning.collect_bytes };
     setup
 }
 
-/// Known to fail, and said in the reference: under lrc, and under ibec where a barrier leaves pages writable.
+/// Known to fail, and said in the reference: under ibec where a barrier leaves pages writable.
 #[test]
 fn l27_what_a_thread_outside_of_barriers_writes_is_kept_where_the_home_moves() {
-    for protocol in ProtocolKind::ALL.into_iter().filter(|protocol| *protocol != ProtocolKind::Lrc) {
+    for protocol in ProtocolKind::ALL {
         for seed in 0..400 * effort() {
             if let Err(failure) = run(outside(seed, protocol)) {
                 panic!("{} seed {seed}: {failure:?}", protocol.name());
