@@ -38,6 +38,11 @@ use runtime::builder::OpenError;
 use runtime::proto::units::OS_PAGE_BYTES;
 use runtime::region::{AdviseError, AllocError, PagedMemory, Region, RegionAdvice};
 
+/// The library's own heap; the program's is as the program wants it. Twins, diffs and messages come and go all
+/// the time, and glibc gives their memory back to the kernel in between.
+#[global_allocator]
+static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// How a call ended.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
