@@ -38,8 +38,8 @@ use runtime::builder::OpenError;
 use runtime::proto::units::OS_PAGE_BYTES;
 use runtime::region::{AdviseError, AllocError, PagedMemory, Region, RegionAdvice};
 
-/// The library's own heap; the program's is as the program wants it. Twins, diffs and messages come and go all
-/// the time, and glibc gives their memory back to the kernel in between.
+/// The library's own heap; the program's is as the program wants it. Twins, diffs and messages come and go
+/// all the time, and glibc gives their memory back to the kernel in between.
 #[global_allocator]
 static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
