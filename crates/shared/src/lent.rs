@@ -99,6 +99,11 @@ impl Lent {
         is_free
     }
 
+    /// How often threads have taken it.
+    pub fn times(&self, name: Name) -> u32 {
+        self.slots[name.slot()].times.load(Ordering::Relaxed)
+    }
+
     /// It is lent no more.
     pub fn recall(&self, name: Name) -> Recalled {
         let slot = &self.slots[name.slot()];

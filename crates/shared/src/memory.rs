@@ -939,6 +939,10 @@ impl Mem for SharedMemory {
         self.name_of(lock).is_some_and(|name| self.lent.lend(name))
     }
 
+    fn lent_times(&self, lock: LockId) -> u32 {
+        self.name_of(lock).map_or(0, |name| self.lent.times(name))
+    }
+
     fn recall(&mut self, lock: LockId) -> Recalled {
         let name = self.name_of(lock).expect("it was lent");
         let recalled = self.lent.recall(name);

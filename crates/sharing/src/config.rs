@@ -98,6 +98,11 @@ pub struct Tuning {
     /// `sc`: a page that just arrived is kept this long, so that the thread that waited can use it. 0: not at
     /// all.
     pub hold_us: u32,
+    /// A lock that goes to and fro between ranks is kept for `keep_us` when another rank wants it, as long as
+    /// threads of this rank mostly take it so often meanwhile.
+    pub keep_uses: u32,
+    /// 0: not at all.
+    pub keep_us: u32,
     /// `hlrc`, `aurc`, `auto`, and `ibec` at a page's home: a page that was written in this many intervals
     /// stays writable over releases and is scanned instead. 255: never.
     pub hot_after: u8,
@@ -117,6 +122,8 @@ impl Default for Tuning {
         Self {
             local_handovers: 16,
             hold_us: 200,
+            keep_uses: 8,
+            keep_us: 200,
             hot_after: 3,
             cool_after: 8,
             ahead_bytes: 1 << 20,

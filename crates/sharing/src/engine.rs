@@ -198,6 +198,7 @@ impl Engine {
                     plugin.timer(&mut cx, page);
                 }
             }
+            Event::Timer(TimerId::Keep(lock)) => self.kept(io, lock),
             Event::Evict { pages } => self.evict(io, pages),
             Event::Freed { pages, renew } => self.freed(io, pages, renew),
             Event::Recall => self.recall_all(io),

@@ -189,6 +189,10 @@ pub trait Mem {
     fn lend(&mut self, _lock: LockId) -> bool {
         false
     }
+    /// How often threads have taken this lock, which is lent.
+    fn lent_times(&self, _lock: LockId) -> u32 {
+        0
+    }
     /// A lock that was lent is so no more: the next operation on it is the engine's.
     fn recall(&mut self, _lock: LockId) -> Recalled {
         Recalled::default()
@@ -364,6 +368,8 @@ pub enum Reason {
 pub enum TimerId {
     /// `sc` keeps a page that it has just got until the waiting thread could use it.
     Hold(PageIndex),
+    /// A lock that this rank's threads use all the time goes to the rank that wants it.
+    Keep(LockId),
 }
 
 /// Work for the host.

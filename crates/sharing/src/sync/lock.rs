@@ -26,8 +26,8 @@ use crate::message::{Ask, Info, LockState, Part};
 use crate::protocol::unexpected;
 use crate::rule::Rule;
 use crate::{
-    Body, Checked, CondId, Io, LockId, LockMode, LockPath, OpError, OpResult, ProtocolKind, Rank, Recalled,
-    ThreadId,
+    Action, Body, Checked, CondId, Io, LockId, LockMode, LockPath, OpError, OpResult, ProtocolKind, Rank,
+    Recalled, ThreadId, TimerId,
 };
 
 /// A lock at a rank that uses it.
@@ -57,6 +57,8 @@ pub(crate) struct LockNode {
     streak: u8,
     /// How often threads of this rank took it without a message since it came.
     again: u32,
+    /// It was wanted back right after it had been handed over.
+    wanted_back: bool,
     /// Critical sections that have ended here, but whose writes are not all available. Threads of this rank
     /// need not wait for that, others do.
     leaving: u32,
@@ -68,12 +70,20 @@ pub(crate) struct LockNode {
     was_prompt: bool,
     /// It is lent to this rank's threads, since the last critical section of this one.
     lent_after: Option<ThreadId>,
+    /// It stays lent although `next` wants it: how often it had been taken when that asked.
+    kept: Option<u32>,
+    /// So many requests are not kept waiting, and how many those were the last time.
+    rest: u8,
+    rested: u8,
 }
 
 /// After a rank had to wait for writes that could have been sent earlier, this many critical sections release
 /// theirs at once; twice as many each time, and half as many where this rank itself took the lock next.
 const PROMPT: u8 = 2;
 const LONGEST_PROMPT: u8 = 64;
+/// After a lock was kept in vain, this many requests of it are not kept waiting; twice as many each time.
+const REST: u8 = 2;
+const LONGEST_REST: u8 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 enum Have {
@@ -161,16 +171,24 @@ impl LockNode {
     /// `owed`: the writes of a critical section wait for a request.
     pub fn check(&self, lock: LockId, owed: bool) {
         assert!(!owed || self.leaving > 0, "{lock} is owed but nothing is leaving");
-        assert!(!(owed && self.is_free() && self.is_wanted_elsewhere()), "{lock} is owed and asked for");
+        let goes = self.is_free() && self.is_wanted_elsewhere() && self.kept.is_none();
+        assert!(!(owed && goes), "{lock} is owed and asked for");
         assert!(self.holder.is_none() || self.have == Have::Exclusive, "{lock} is held but not here");
         assert!(self.readers.is_empty() || self.have == Have::Shared, "{lock} is read but not here");
         assert!(!(self.next.is_some() && self.recall), "{lock} has two successors");
         let front = self.queue.front().map(|&(_, mode)| mode);
         assert!(
-            self.lent_after.is_none() || (self.is_free() && front.is_none() && !self.is_wanted_elsewhere()),
+            self.lent_after.is_none()
+                || (self.is_free()
+                    && front.is_none()
+                    && (self.kept.is_some() || !self.is_wanted_elsewhere())),
             "{lock} is lent, but held or asked for"
         );
-        if self.is_free() && self.leaving == 0 {
+        assert!(
+            self.kept.is_none() || (self.lent_after.is_some() && self.next.is_some()),
+            "{lock} is kept, but not lent or not asked for"
+        );
+        if self.is_free() && self.leaving == 0 && self.kept.is_none() {
             assert!(front != Some(LockMode::Exclusive), "{lock} is free and waited for");
             assert!(self.next.is_none() && !self.recall, "{lock} is free and wanted elsewhere");
         }
@@ -311,6 +329,7 @@ impl Engine {
         let Some(thread) = node.lent_after.take() else { return };
         self.lent -= 1;
         let Recalled { times, used, holder } = io.mem.recall(lock);
+        let kept = node.kept.take().is_some();
         node.holder = holder;
         node.again = node.again.saturating_add(times);
         if times > 0 {
@@ -318,18 +337,54 @@ impl Engine {
         }
         self.shared.stats.lock_acquires += u64::from(times);
         self.shared.stats.local_acquires += u64::from(times);
-        if times == 0 || !self.shared.rules.keep(Rule::Lent) {
-            return;
-        }
-        if used {
-            if self.owed.insert(lock, thread).is_none() {
+        if times > 0 && self.shared.rules.keep(Rule::Lent) {
+            if used {
+                if self.owed.insert(lock, thread).is_none() {
+                    self.node(lock).leaving += 1;
+                }
+            } else if !self.shared.flushes.settled(0, self.shared.flushes.next()) {
+                // What was written under it is on its way, with a release that was not told of it.
                 self.node(lock).leaving += 1;
+                self.wait_for_flushes(After::Unlock { lock });
             }
-        } else if !self.shared.flushes.settled(0, self.shared.flushes.next()) {
-            // What was written under it is on its way, with a release that was not told of it.
-            self.node(lock).leaving += 1;
-            self.wait_for_flushes(After::Unlock { lock });
         }
+        if kept {
+            self.lock_dispatch(io, lock).expect("this rank's own payload is well-formed");
+        }
+    }
+
+    /// Another rank wants a lock that is lent, or about to be. Whether it waits a while, since the lock goes
+    /// to and fro: on its way nobody has it.
+    fn keeps(&mut self, lock: LockId) -> bool {
+        let is_open = self.barrier.is_open() && self.shared.tuning.keep_us > 0;
+        let node = self.node(lock);
+        if !is_open || !node.wanted_back || node.kept.is_some() || node.recall || node.central {
+            return false;
+        }
+        let rests = node.rest > 0;
+        node.rest = node.rest.saturating_sub(1);
+        !rests
+    }
+
+    /// The lock stays lent for a while although `next` wants it.
+    fn keep(&mut self, io: &mut Io<'_>, lock: LockId) {
+        let node = self.node(lock);
+        node.kept = Some(node.again.saturating_add(io.mem.lent_times(lock)));
+        let after_us = self.shared.tuning.keep_us;
+        io.out.push(Action::SetTimer { timer: TimerId::Keep(lock), after_us });
+    }
+
+    /// It has waited. That has paid if threads of this rank took the lock as often meanwhile as is asked of a
+    /// lock that is kept.
+    pub(crate) fn kept(&mut self, io: &mut Io<'_>, lock: LockId) {
+        let keep_uses = self.shared.tuning.keep_uses;
+        let Some(node) = self.locks.get_mut(lock) else { return };
+        let Some(before) = node.kept else { return };
+        let now = node.again.saturating_add(io.mem.lent_times(lock));
+        let paid = now.saturating_sub(before) >= keep_uses;
+        node.rested = if paid { 0 } else { node.rested.saturating_mul(2).clamp(REST, LONGEST_REST) };
+        (node.rest, node.wanted_back) = (node.rested, paid);
+        self.recall(io, lock);
     }
 
     pub(crate) fn recall_all(&mut self, io: &mut Io<'_>) {
@@ -377,7 +432,9 @@ impl Engine {
     }
 
     fn ask(&mut self, io: &mut Io<'_>, lock: LockId, mode: LockMode, wait: bool) {
-        self.shared.stats.wanted_back += u64::from(self.handed_over.take() == Some(lock));
+        let wanted_back = self.handed_over.take() == Some(lock);
+        self.shared.stats.wanted_back += u64::from(wanted_back);
+        self.node(lock).wanted_back |= wanted_back;
         let ask = Ask { by: self.shared.rank, mode, wait, epoch: self.shared.epoch, infos: self.infos(lock) };
         self.node(lock).asked = Some(mode);
         self.send_manager(io, lock, Body::LockRequest { lock, ask });
@@ -388,7 +445,7 @@ impl Engine {
     fn lock_dispatch(&mut self, io: &mut Io<'_>, lock: LockId) -> Checked {
         let handovers = self.shared.tuning.local_handovers;
         let node = self.node(lock);
-        if !node.is_free() {
+        if !node.is_free() || node.kept.is_some() {
             return Ok(());
         }
         let wanted = node.is_wanted_elsewhere();
@@ -498,6 +555,12 @@ impl Engine {
                 self.node(lock).leaving += 1;
             }
             self.lend(io, thread, lock);
+            let node = self.node(lock);
+            match (node.lent_after, node.next.is_some()) {
+                (_, false) => {}
+                (Some(_), true) => self.keep(io, lock),
+                (None, true) => self.lock_dispatch(io, lock).expect("this rank's own payload is well-formed"),
+            }
         } else {
             node.leaving += 1;
             self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { lock });
@@ -510,8 +573,11 @@ impl Engine {
     fn may_wait(&mut self, lock: LockId) -> bool {
         let patient = self.barrier.is_open() && self.plugins.iter().all(|plugin| plugin.get().may_wait());
         let node = self.node(lock);
-        if !patient || node.is_wanted_elsewhere() || !node.queue.is_empty() {
+        if !patient || !node.queue.is_empty() {
             return false;
+        }
+        if node.is_wanted_elsewhere() {
+            return self.keeps(lock);
         }
         let waits = node.prompt == 0;
         node.prompt = node.prompt.saturating_sub(1);
@@ -777,6 +843,13 @@ impl Engine {
 
     fn on_forward(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask, recall: bool) -> Checked {
         let manager = self.manager(lock);
+        let node = self.node(lock);
+        let is_lent = node.lent_after.is_some() && node.next.is_none();
+        if is_lent && !recall && self.keeps(lock) {
+            self.node(lock).next = Some(ask.clone());
+            self.keep(io, lock);
+            return Ok(());
+        }
         self.recall(io, lock);
         let node = self.node(lock);
         if node.next.is_some() || node.recall {

@@ -1,14 +1,14 @@
-//! Every order of a small world: depth first over all deliveries and all steps of threads, each state visited
-//! once.
+//! Every order of a small world: depth first over all deliveries, all timers and all steps of threads, each
+//! state visited once.
 //!
 //! This is possible because an engine is a value. Here siblings do not run inside memory operations; the
 //! random worlds do that.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use rampool_sharing::{Action, Event, Message, Rank, ThreadId};
+use rampool_sharing::{Action, Event, Message, Rank, ThreadId, TimerId};
 
 use rampool_wire::units::Extent;
 
@@ -32,6 +32,8 @@ struct Small {
     nodes: Vec<Node>,
     golden: Golden,
     channels: BTreeMap<(usize, usize), VecDeque<Message>>,
+    /// Time passes as it likes: each may be due next.
+    timers: BTreeSet<(usize, TimerId)>,
     /// Idle times that may still be given.
     idles: u8,
 }
@@ -40,6 +42,7 @@ struct Small {
 enum Choice {
     Step { rank: usize, thread: usize },
     Deliver { from: usize, to: usize },
+    Timer { rank: usize, timer: TimerId },
     Idle { rank: usize },
 }
 
@@ -51,7 +54,7 @@ pub fn explore(setup: &Setup, idles: u8, most_states: u64) -> Result<Explored, F
     let (nodes, golden) = setup.build();
     let mut seen = HashSet::new();
     let mut explored = Explored { complete: true, ..Explored::default() };
-    let mut stack = vec![Small { nodes, golden, channels: BTreeMap::new(), idles }];
+    let mut stack = vec![Small { nodes, golden, channels: BTreeMap::new(), timers: BTreeSet::new(), idles }];
     while let Some(state) = stack.pop() {
         if !seen.insert(fingerprint(&state)) {
             continue;
@@ -100,6 +103,7 @@ impl Small {
             }
         }
         choices.extend(self.channels.keys().map(|&(from, to)| Choice::Deliver { from, to }));
+        choices.extend(self.timers.iter().map(|&(rank, timer)| Choice::Timer { rank, timer }));
         choices
     }
 
@@ -133,6 +137,10 @@ impl Small {
                 }
                 self.handle(to, Event::Receive { from: id(from), message: &message })
             }
+            Choice::Timer { rank, timer } => {
+                self.timers.remove(&(rank, timer));
+                self.handle(rank, Event::Timer(timer))
+            }
             Choice::Idle { rank } => {
                 self.idles -= 1;
                 self.handle(rank, Event::Idle { budget_bytes: 64 })
@@ -156,7 +164,10 @@ impl Small {
                         thread.retry(page);
                     }
                 }
-                Action::SetTimer { .. } | Action::Renewed { .. } => {}
+                Action::SetTimer { timer, .. } => {
+                    self.timers.insert((rank, timer));
+                }
+                Action::Renewed { .. } => {}
                 Action::Fatal(reason) => return Err(Failure::Stopped { rank: id(rank), reason }),
             }
         }

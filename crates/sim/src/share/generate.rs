@@ -172,6 +172,8 @@ impl<'a> Generator<'a> {
             collect_bytes: [0, 40, 1 << 20][random.index(3)],
             barrier_arity: 2,
             flat_barrier: [0, 16][random.index(2)],
+            keep_uses: 1 + u32::try_from(self.seed % 3).expect("small"),
+            keep_us: [0, 20, 200][usize::try_from(self.seed / 3 % 3).expect("small")],
         };
         setup.unmap = [0, 0, 20][random.index(3)];
         setup.slow_phases = random.percent(80);

@@ -152,6 +152,10 @@ impl Memory {
         }
     }
 
+    pub fn lent_times(&self, lock: LockId) -> u32 {
+        self.lent.get(&lock).map_or(0, |lent| lent.times)
+    }
+
     pub fn recall(&mut self, lock: LockId) -> Recalled {
         if self.lent_next.remove(&lock) {
             return Recalled::default();

@@ -202,6 +202,10 @@ impl Mem for Port<'_> {
         true
     }
 
+    fn lent_times(&self, lock: LockId) -> u32 {
+        self.memory.lent_times(lock)
+    }
+
     fn recall(&mut self, lock: LockId) -> Recalled {
         self.run_siblings();
         self.memory.recall(lock)

@@ -2,8 +2,8 @@
 
 use rampool_sharing::message::PageCopy;
 use rampool_sharing::{
-    Action, BarrierId, BarrierKind, Body, Config, Diff, Engine, Event, Homes, LockPath, Managers, Mem,
-    Message, Mode, Protection, ProtocolKind, Rank, RegionConfig, ThreadId, Tuning,
+    Action, AtomicOp, BarrierId, BarrierKind, Body, Config, Diff, Engine, Event, Homes, LockPath, Managers,
+    Mem, Message, Mode, Protection, ProtocolKind, Rank, RegionConfig, ThreadId, Tuning,
 };
 use rampool_sim::share::{Op, Report, Setup};
 use rampool_wire::units::{Extent, PageIndex};
@@ -405,6 +405,31 @@ fn sc_keeps_no_page_from_others_behind_a_barrier() {
         held < not_held + 20_000,
         "20 rounds take {held} ticks, and {not_held} where pages are not held at all"
     );
+}
+
+/// Two ranks add to one word, `adds` times in each of so many rounds, with pauses in between.
+fn adding(adds: usize, rounds: usize, ticks: u64, keep_us: u32) -> Report {
+    let add = Op::Atomic { at: 0, width: 4, op: AtomicOp::Add(1) };
+    let round = || std::iter::repeat_n([add, Op::Compute { ticks: 2 }], adds).flatten();
+    let ops: Vec<Op> = (0..rounds).flat_map(|_| round().chain([Op::Compute { ticks }])).collect();
+    let mut setup = quiet(ProtocolKind::Auto, vec![vec![ops.clone()], vec![ops]]);
+    setup.tuning.keep_us = keep_us;
+    report(setup)
+}
+
+#[test]
+fn a_word_that_is_changed_all_the_time_stays_a_while() {
+    let grants = |keep_us| adding(400, 1, 0, keep_us).messages["LockGrant"].0;
+    let (kept, not_kept) = (grants(200), grants(0));
+    assert!(kept * 4 <= not_kept, "{kept} grants, and {not_kept} where nothing is kept");
+}
+
+#[test]
+fn a_word_that_was_kept_in_vain_is_mostly_given_at_once() {
+    let ticks = |keep_us| adding(8, 40, 3000, keep_us).ticks;
+    let (kept, not_kept) = (ticks(20_000), ticks(0));
+    // Each time twice as many requests are let through.
+    assert!(kept <= not_kept + 2 * 6 * 20_000, "{kept} ticks, and {not_kept} where nothing is kept");
 }
 
 #[test]
