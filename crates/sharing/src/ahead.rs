@@ -26,6 +26,8 @@ const LONGEST_STRIDE: i64 = 64;
 /// next ones take to arrive is no use, and an earlier mark may fetch more in vain.
 const MARKED: u64 = 16;
 const BEHIND_MARK: u64 = 4;
+/// The fewest pages that come ahead.
+const LEAST: u64 = 2;
 /// Where a stream is longer than the one before it, this part of what came ahead doubles from there.
 const BEYOND_GOAL: u64 = 8;
 /// The most epochs for which a habit is trusted.
@@ -95,17 +97,27 @@ impl Stream {
 
     /// This many pages more are fetched ahead behind `page`.
     fn fetch(&mut self, page: PageIndex, count: u64) {
-        let marked = if self.goal > 0 { BEHIND_MARK } else { MARKED };
-        self.behind = if count < marked { 0 } else { count / BEHIND_MARK };
+        self.behind = match self.goal {
+            0 if count < MARKED => 0,
+            0 => count / BEHIND_MARK,
+            // The least that is fetched is no guess.
+            _ if count <= LEAST => 0,
+            _ => (count / BEHIND_MARK).max(1),
+        };
         self.mark = walk(page, self.stride, count - self.behind).filter(|_| self.behind > 0);
         self.last = walk(page, self.stride, count).unwrap_or(page);
         self.pages += count;
         self.ahead = count;
     }
 
+    /// How many pages it has for certain: what came with a mark that is not touched may be in vain.
+    fn known(&self) -> u64 {
+        if self.mark.is_some() { self.pages - self.ahead } else { self.pages }
+    }
+
     /// How many pages are fetched ahead the next time, at most `most`.
     fn next(&self, most: u64) -> u64 {
-        (self.ahead * 2).clamp(2, most.max(2)).min(most)
+        (self.ahead * 2).clamp(LEAST, most.max(LEAST)).min(most)
     }
 
     /// How the stream continues if `page` is its next one.
@@ -139,12 +151,12 @@ impl Streams {
             Some((at, stride)) => {
                 let mut stream = self.recent.remove(at);
                 let alike = self.recent.iter().filter(|other| other.stride == stride && other.ahead > 0);
-                let before = alike.take(2).map(|other| other.pages).min();
+                let before = alike.take(2).map(Stream::known).min();
                 (stream.stride, stream.pages) = (stride, stream.pages + 1);
                 let count = match before.filter(|_| self.learns && stream.ahead == 0) {
                     Some(pages) => {
                         stream.goal = pages;
-                        stream.goal.saturating_sub(stream.pages).clamp(most.min(2), most)
+                        stream.goal.saturating_sub(stream.pages).clamp(most.min(LEAST), most)
                     }
                     None => {
                         if std::mem::take(&mut stream.goal) > 0 {
@@ -340,6 +352,23 @@ mod tests {
         assert_eq!(row(2000, 20), [0, 29], "the mark is not touched");
         assert_eq!(row(3000, 20), [0, 22], "so fewer come");
         assert_eq!(row(4000, 30), [0, 22, 4, 8], "and more, if they are missed");
+        for first in (10_000..30_000).step_by(1000) {
+            row(first, 2);
+        }
+        assert_eq!(row(40_000, 2), [0, 2], "a pair brings no more than any other, in the end");
+    }
+
+    #[test]
+    fn short_streams_after_a_long_one_bring_too_much_once() {
+        let mut streams = Streams::learning();
+        let mut came = Vec::new();
+        for page in (0..200).chain((1..8).flat_map(|block| [1000 * block, 1000 * block + 1])).map(PageIndex) {
+            if page.0 >= 1000 || came.iter().sum::<u64>() <= page.0 {
+                came.push(streams.missed(page, 256).count + 1);
+            }
+        }
+        let pairs = came.split_off(came.len() - 14);
+        assert!(pairs[1] > 3 && pairs[2..].chunks(2).all(|pair| pair == [1, 3]), "{pairs:?}");
     }
 
     #[test]
