@@ -109,7 +109,7 @@ impl<R: Clone> Intervals<R> {
     /// Stores records without acting on them: an acquirer of `lock` will learn everything up to `upto`.
     pub fn keep_for_lock(&mut self, lock: LockId, records: Vec<(IntervalId, R)>, upto: &[(Rank, u32)]) {
         for (id, record) in records {
-            if id.1 > self.base.get(&id.0).copied().unwrap_or(0) {
+            if !self.is_known(id) {
                 self.store.insert(id, record);
             }
         }

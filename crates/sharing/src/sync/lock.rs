@@ -353,8 +353,8 @@ impl Engine {
         }
     }
 
-    /// Another rank wants a lock that is lent, or about to be. Whether it waits a while, since the lock goes
-    /// to and fro: on its way nobody has it.
+    /// Another rank wants a lock that is lent, or about to be. Whether that rank waits a while. It does where
+    /// the lock goes to and fro, since no rank can use a lock that is on its way.
     fn keeps(&mut self, lock: LockId) -> bool {
         let is_open = self.barrier.is_open() && self.shared.tuning.keep_us > 0;
         let node = self.node(lock);
@@ -569,7 +569,7 @@ impl Engine {
     }
 
     /// Whether the writes under this lock can stay here until another rank requests the lock, or something
-    /// else is released: no rank wants it now, and few had to wait for that lately.
+    /// else is released: no rank wants it now, or that rank is kept waiting; and few had to wait lately.
     fn may_wait(&mut self, lock: LockId) -> bool {
         let patient = self.barrier.is_open() && self.plugins.iter().all(|plugin| plugin.get().may_wait());
         let node = self.node(lock);
@@ -844,17 +844,16 @@ impl Engine {
     fn on_forward(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask, recall: bool) -> Checked {
         let manager = self.manager(lock);
         let node = self.node(lock);
-        let is_lent = node.lent_after.is_some() && node.next.is_none();
-        if is_lent && !recall && self.keeps(lock) {
+        if node.next.is_some() || node.recall {
+            return unexpected("second successor");
+        }
+        if !recall && node.lent_after.is_some() && self.keeps(lock) {
             self.node(lock).next = Some(ask.clone());
             self.keep(io, lock);
             return Ok(());
         }
         self.recall(io, lock);
         let node = self.node(lock);
-        if node.next.is_some() || node.recall {
-            return unexpected("second successor");
-        }
         if recall {
             node.recall = true;
         } else {
