@@ -108,7 +108,8 @@ pub struct Tuning {
     pub hot_after: u8,
     /// A hot page cools after this many scans without a change.
     pub cool_after: u8,
-    /// `hlrc`, `aurc`, `auto`: at most this many bytes of untouched pages are fetched at a time. 0: none.
+    /// `hlrc`, `aurc`, `auto`: at most this many bytes of untouched pages are fetched at a time: a rank's own
+    /// requests queue behind the pages that it sends. 0: none.
     pub ahead_bytes: u32,
     /// `lrc`: bytes of diffs kept by one rank after which it asks for a collection at the next barrier.
     pub collect_bytes: u32,
@@ -126,7 +127,7 @@ impl Default for Tuning {
             keep_us: 200,
             hot_after: 3,
             cool_after: 8,
-            ahead_bytes: 1 << 20,
+            ahead_bytes: 256 << 10,
             collect_bytes: 16 << 20,
             barrier_arity: 8,
             flat_barrier: 16,
