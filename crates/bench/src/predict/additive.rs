@@ -84,7 +84,7 @@ fn wait_us(
             if machine.updates_by_hardware && sent.carries_changes { cost.by_hardware() } else { cost }
                 .single_trip_us();
     }
-    ((wait.us - was_us).max(0.0) + wait.kernel_us) * machine.software_slower + will_be_us
+    ((wait.us - was_us).max(0.0) + wait.fault_us()) * machine.software_slower + will_be_us
 }
 
 #[cfg(test)]

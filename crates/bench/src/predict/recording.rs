@@ -66,7 +66,7 @@ struct Line {
 }
 
 /// S4's categories.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum Category {
     ReadFault,
     WriteFault,
@@ -74,6 +74,7 @@ pub enum Category {
     Unlock,
     Barrier,
     Word,
+    #[default]
     Other,
 }
 
@@ -212,7 +213,7 @@ pub struct Handled {
 }
 
 /// A wait, and the computing before it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Wait {
     pub at_us: f64,
     pub us: f64,
@@ -222,6 +223,8 @@ pub struct Wait {
     pub computed_us: f64,
     /// What the fault took of its thread's CPU time besides the wait: the way into the kernel and back.
     pub kernel_us: f64,
+    /// What the clock shows besides: until the thread that handles faults runs, and this one again.
+    pub switch_us: f64,
     /// Since the wait before, on the clock.
     pub between_us: f64,
     /// Handlers that may have ended it, in the order in which they ran; without any, it ended by itself.
@@ -233,6 +236,13 @@ pub struct Wait {
 impl Wait {
     pub fn end_us(&self) -> f64 {
         self.at_us + self.us
+    }
+    fn is_fault(&self) -> bool {
+        !self.category.synchronizes()
+    }
+    /// What a fault takes besides the wait.
+    pub fn fault_us(&self) -> f64 {
+        self.kernel_us + self.switch_us
     }
 }
 
@@ -310,6 +320,8 @@ impl Recording {
         for pass in [Steps::learn, Steps::apply] {
             for rank in &mut self.ranks {
                 for wait in &mut rank.waits {
+                    // Cannot be told from waiting for a CPU.
+                    wait.switch_us = 0.0;
                     pass(&mut steps, (wait.category.name(), wait.ended_by.is_empty()), &mut wait.after_us);
                 }
                 for handled in &mut rank.handled {
@@ -447,17 +459,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
             "cost" => costs.put(line.what.as_deref().unwrap_or_default(), cpu_us.unwrap_or(0.0)),
             "wait" => {
                 let category = line.what.as_deref().and_then(Category::parse).unwrap_or(Category::Other);
-                let wait = Wait {
-                    at_us,
-                    us,
-                    category,
-                    lock: line.lock,
-                    computed_us: 0.0,
-                    kernel_us: 0.0,
-                    between_us: 0.0,
-                    ended_by: Vec::new(),
-                    after_us: us,
-                };
+                let wait = Wait { at_us, us, category, lock: line.lock, after_us: us, ..Wait::default() };
                 if line.thread.is_some() { record.waits.push(wait) } else { faults.push(wait) }
             }
             "send" => {
@@ -506,7 +508,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
     faults.sort_by(|a, b| by_time(a.at_us, b.at_us));
     segments.sort_by(|a: &Segment, b| by_time(a.at_us, b.at_us));
     put_faults(&mut record, faults);
-    spread_computing(&mut record.waits, &segments, &costs);
+    spread_computing(&mut record, &segments, &costs);
     let start = marks.get("start").copied().unwrap_or(f64::MIN);
     let stop = marks.get("stop").copied().filter(|&stop| stop > start).unwrap_or(f64::MAX);
     let first = record.waits.partition_point(|wait| wait.at_us < start);
@@ -549,8 +551,9 @@ fn put_faults(record: &mut RankRecord, faults: Vec<Wait>) {
 }
 
 /// A segment's CPU time without that of its faults, spread over what lies between the waits for pages within
-/// it.
-fn spread_computing(waits: &mut [Wait], segments: &[Segment], costs: &Costs) {
+/// it. What its clock shows besides, and no handler took, is spread over its faults.
+fn spread_computing(record: &mut RankRecord, segments: &[Segment], costs: &Costs) {
+    let (waits, handled) = (&mut record.waits, &record.handled);
     let mut before = None;
     for wait in &mut *waits {
         let free_from = before.unwrap_or(wait.at_us);
@@ -572,6 +575,8 @@ fn spread_computing(waits: &mut [Wait], segments: &[Segment], costs: &Costs) {
     for (segment, part) in segments.iter().zip(parts) {
         let ordinary_us = ordinary_us.filter(|_| is_section(waits, &part));
         let within = &mut waits[part];
+        let faults = within.iter().filter(|wait| wait.is_fault()).count();
+        let handlers_us = handled_between(handled, segment, within);
         let cpu_us = (segment.cpu_us - costs.clock_us).max(0.0);
         let kernel_us: f64 = within.iter().map(|wait| costs.fault_us(wait.category)).sum();
         let computed_us = match ordinary_us {
@@ -580,11 +585,25 @@ fn spread_computing(waits: &mut [Wait], segments: &[Segment], costs: &Costs) {
         };
         let between: f64 = within.iter().map(|wait| wait.between_us).sum();
         let share = if between > 0.0 { (computed_us / between).min(1.0) } else { 0.0 };
+        let switch_us = (between - cpu_us - handlers_us).max(0.0) / faults.max(1) as f64;
         for wait in within {
             wait.computed_us = wait.between_us * share;
             wait.kernel_us = costs.fault_us(wait.category);
+            wait.switch_us = if wait.is_fault() { switch_us } else { 0.0 };
         }
     }
+}
+
+/// The time of handlers that began in the segment, but in none of its waits.
+fn handled_between(handled: &[Handled], segment: &Segment, within: &[Wait]) -> f64 {
+    let from = handled.partition_point(|handled| handled.at_us < segment.at_us);
+    let to = handled.partition_point(|handled| handled.at_us < segment.at_us + segment.us);
+    let waits = |at_us: f64| {
+        let begun = within.partition_point(|wait| wait.at_us <= at_us);
+        begun.checked_sub(1).is_some_and(|wait| at_us <= within[wait].end_us())
+    };
+    let between = handled.get(from..to).unwrap_or_default().iter().filter(|handled| !waits(handled.at_us));
+    between.map(|handled| handled.us).sum()
 }
 
 /// Whether the time that ends with these waits lay between taking a lock and releasing it.
@@ -795,6 +814,34 @@ pub mod tests {
         // 19 us and 60 us on the clock share the 50 us.
         assert_eq!(computed, [0.0, 12.0, 38.0]);
         assert!((found.computed_us() - 150.0).abs() < 0.01, "{}", found.computed_us());
+    }
+
+    #[test]
+    fn what_the_clock_shows_besides_is_the_faults() {
+        // Of 79 us between the waits, rank 1 computes 50; rank 0 has no fault.
+        let found = small();
+        let switches = |found: &Recording| {
+            found
+                .ranks
+                .iter()
+                .flat_map(|rank| rank.waits.iter().map(|wait| wait.switch_us))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(switches(&found), [0.0, 0.0, 0.0, 29.0, 0.0]);
+        assert_eq!(switches(&found.undisturbed()), [0.0; 5], "it may have waited for a CPU");
+        let handled = |at_ns: u64| {
+            let lines = [
+                r#"{"at_ns":0,"event":"wait","thread":0,"what":"barrier","ns":1000}"#.to_owned(),
+                r#"{"at_ns":20000,"event":"wait","what":"read fault","ns":30000}"#.to_owned(),
+                format!(r#"{{"at_ns":{at_ns},"event":"receive","from":0,"type":"GetPage","ns":9000}}"#),
+                r#"{"at_ns":2000,"event":"send","to":0,"type":"GetPage","bytes":1}"#.to_owned(),
+                r#"{"at_ns":1000,"event":"compute","thread":0,"ns":109000,"cpu_ns":50000}"#.to_owned(),
+                r#"{"at_ns":110000,"event":"wait","thread":0,"what":"barrier","ns":1000}"#.to_owned(),
+            ];
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            parse(&[&lines]).unwrap().ranks[0].waits[1].switch_us
+        };
+        assert_eq!([30_000, 60_000].map(handled), [29.0, 20.0], "a handler between waits takes of it");
     }
 
     /// As floats of microseconds, today's clock values are whole quarters.
