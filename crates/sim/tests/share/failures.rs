@@ -119,6 +119,22 @@ fn a_lie_about_what_is_known_is_found_when_the_lock_is_given_on_and_names_the_li
     );
 }
 
+#[test]
+fn a_lock_with_two_successors_ends_the_run_and_names_who_sent_the_second() {
+    let (mut engine, mut memory, mut out) = (alone(ProtocolKind::Hlrc), Plain(vec![0; 32]), Vec::new());
+    let lock = LockId(1);
+    let op = SyncOp::Lock { lock, mode: LockMode::Exclusive, wait: true };
+    engine.handle(Event::Sync { thread: ThreadId(0), op }, &mut memory, &mut out);
+    let infos = vec![(ProtocolKind::Hlrc, Info::Seen { at: 0 })];
+    let ask = Ask { by: Rank(0), mode: LockMode::Exclusive, wait: true, epoch: 0, infos };
+    let message = Message { epoch: 0, body: Body::LockForward { lock, ask, recall: false } };
+    engine.handle(Event::Receive { from: Rank(0), message: &message }, &mut memory, &mut out);
+    assert_eq!(engine.failure(), None);
+    engine.handle(Event::Receive { from: Rank(2), message: &message }, &mut memory, &mut out);
+    let reason = engine.failure().map(ToString::to_string).unwrap_or_default();
+    assert!(reason.contains("rank 2") && reason.contains("second successor"), "{reason}");
+}
+
 /// Rank 0 of two, where the barrier's parts are joined.
 fn root() -> Engine {
     let region = RegionConfig {
