@@ -51,10 +51,8 @@ fn rank_us(
     // What it did for others, as they would interrupt it there.
     let (from_us, to_us) = (from.at_us - from.between_us, last.end_us());
     for handled in record.handled.iter().filter(|handled| (from_us..to_us).contains(&handled.at_us)) {
-        let computing = record.waits.partition_point(|wait| wait.at_us <= handled.at_us);
-        let waits = computing.checked_sub(1).is_some_and(|wait| handled.at_us <= record.waits[wait].end_us());
         let free = machine.updates_by_hardware && handled.carries_changes;
-        if !waits && !free {
+        if !record.waits_at(handled.at_us) && !free {
             let bytes = recording.ranks[handled.from].sent[handled.sent].bytes;
             total_us += network.cost(bytes).receiving_us + handled.us * machine.software_slower;
         }

@@ -246,6 +246,12 @@ impl Wait {
     }
 }
 
+/// Whether one of these waits, in the order of time, is under way then.
+fn waits_at(waits: &[Wait], at_us: f64) -> bool {
+    let begun = waits.partition_point(|wait| wait.at_us <= at_us);
+    begun.checked_sub(1).is_some_and(|wait| at_us <= waits[wait].end_us())
+}
+
 /// One rank's part.
 #[derive(Clone, Debug, Default)]
 pub struct RankRecord {
@@ -263,9 +269,8 @@ impl RankRecord {
         &self.waits[self.measured.0..self.measured.1]
     }
     /// Whether its thread waits then.
-    fn waits_at(&self, at_us: f64) -> bool {
-        let begun = self.waits.partition_point(|wait| wait.at_us <= at_us);
-        begun.checked_sub(1).is_some_and(|wait| at_us <= self.waits[wait].end_us())
+    pub fn waits_at(&self, at_us: f64) -> bool {
+        waits_at(&self.waits, at_us)
     }
     pub fn computed_us(&self) -> f64 {
         self.measured_waits().iter().map(|wait| wait.computed_us).sum()
@@ -316,12 +321,12 @@ impl Recording {
     /// For a trace from a busy machine, or of more ranks than it has CPUs: each step besides computing counts
     /// with the lower quartile of the times of such steps. Time above that was spent waiting for a CPU.
     pub fn undisturbed(mut self) -> Self {
+        // A switch cannot be told from waiting for a CPU.
+        self.ranks.iter_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.switch_us = 0.0);
         let mut steps = Steps::default();
         for pass in [Steps::learn, Steps::apply] {
             for rank in &mut self.ranks {
                 for wait in &mut rank.waits {
-                    // Cannot be told from waiting for a CPU.
-                    wait.switch_us = 0.0;
                     pass(&mut steps, (wait.category.name(), wait.ended_by.is_empty()), &mut wait.after_us);
                 }
                 for handled in &mut rank.handled {
@@ -598,12 +603,8 @@ fn spread_computing(record: &mut RankRecord, segments: &[Segment], costs: &Costs
 fn handled_between(handled: &[Handled], segment: &Segment, within: &[Wait]) -> f64 {
     let from = handled.partition_point(|handled| handled.at_us < segment.at_us);
     let to = handled.partition_point(|handled| handled.at_us < segment.at_us + segment.us);
-    let waits = |at_us: f64| {
-        let begun = within.partition_point(|wait| wait.at_us <= at_us);
-        begun.checked_sub(1).is_some_and(|wait| at_us <= within[wait].end_us())
-    };
-    let between = handled.get(from..to).unwrap_or_default().iter().filter(|handled| !waits(handled.at_us));
-    between.map(|handled| handled.us).sum()
+    let began = handled.get(from..to).unwrap_or_default().iter();
+    began.filter(|handled| !waits_at(within, handled.at_us)).map(|handled| handled.us).sum()
 }
 
 /// Whether the time that ends with these waits lay between taking a lock and releasing it.
@@ -838,8 +839,7 @@ pub mod tests {
                 r#"{"at_ns":1000,"event":"compute","thread":0,"ns":109000,"cpu_ns":50000}"#.to_owned(),
                 r#"{"at_ns":110000,"event":"wait","thread":0,"what":"barrier","ns":1000}"#.to_owned(),
             ];
-            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-            parse(&[&lines]).unwrap().ranks[0].waits[1].switch_us
+            computed(&lines).waits[1].switch_us
         };
         assert_eq!([30_000, 60_000].map(handled), [29.0, 20.0], "a handler between waits takes of it");
     }
